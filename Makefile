@@ -1,0 +1,34 @@
+# `make run` and `make test` do all the set-up: git, python3 and make are enough.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	--constraint constraints.txt
+SETUP = setup.cfg pyproject.toml constraints.txt
+
+.PHONY: run test slow clean
+
+run: $(VENV)/core
+	$(BIN)/python -m experiments.ablation --workdir=runs/ablation
+
+# Two processes: more only fight for the cores of a small machine.
+test: $(VENV)/test
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+slow: $(VENV)/test
+	$(BIN)/python -m pytest -m slow
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp a set of packages: unchanged requirements install nothing.
+$(VENV)/core: $(BIN)/python $(SETUP)
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/test: $(BIN)/python $(SETUP)
+	$(PIP) --editable '.[test]'
+	touch $@ $(VENV)/core
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,86 @@
+"""The fields of every config, and the parsing of its argument.
+
+Only ml_collections is imported: a config is read before anything is built. Set
+single fields by `--config.a.b=value`; a config's own argument
+(`configs/addition.py:lag=8`) is for choices that several fields share.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+# Every constant that some objective takes; a test holds it to the tables of
+# rl_is.ops. Unset means the preset's.
+CONSTANTS = (
+    "cap", "cispo_cap", "clip_c", "entropy_coef", "eps_high", "eps_low", "floor",
+    "high", "kl_coef", "length", "low", "max_log_ratio", "mis_cap", "std_eps",
+    "tis_cap")
+
+# What an objective is made of; unset means the preset's.
+CHOICES = ("surrogate", "anchor", "level", "corrections", "advantage",
+           "aggregation", "denominator", "regularizer")
+
+
+def base() -> ConfigDict:
+  """A config with every field; not locked yet."""
+  return ConfigDict(dict(
+      seed=0,
+      task=dict(name="addition", kwargs=dict()),
+      model=dict(
+          embed=64, layers=2, heads=4, kv_heads=4, head_dim=16, mlp=128,
+          vocab_multiple=8, rope_theta=10_000.0, qk_norm=True,
+          tie_embeddings=False, dtype="float32", param_dtype="float32",
+          head_precision="highest"),
+      mesh=dict(data=-1, fsdp=1, tensor=1),  # -1: all devices that are left
+      rollout=dict(
+          mode="lag",  # batches exactly `lag` optimizer updates old
+          lag=0,
+          batch_size=256,  # sequences: prompts x group_size
+          group_size=8,  # samples a prompt
+          record_logp=True,  # False: no sampler log-probs, so no correction
+          temperature=1.0,
+          top_k=0,  # 0: the whole vocabulary
+          top_p=1.0,  # below 1 needs top_k > 0
+          max_new_tokens=placeholder(int)),  # unset: the task's longest answer
+      objective=dict(
+          preset="pg",
+          **{name: placeholder(str) for name in CHOICES},
+          constants={name: placeholder(float) for name in CONSTANTS}),
+      optimizer=dict(
+          name="adamw", learning_rate=3e-4, warmup_updates=0, b1=0.9, b2=0.95,
+          eps=1e-8, weight_decay=0.0, grad_clip=1.0),
+      train=dict(steps=300, updates_per_batch=1),
+      # Supervised, before step 1: until the chance that a sampled answer to a
+      # held-out prompt is right reaches `target`, or for `steps`.
+      warm_start=dict(steps=600, batch=128, learning_rate=3e-3, target=0.4,
+                      path=""),  # "": inside the workdir
+      evaluate=dict(every=0, prompts=256, samples=4, temperature=1.0),
+      checkpoint=dict(every=50, keep=2),
+      track=dict(tensorboard=False),
+  ))
+
+
+def parse_arg(arg: str | None, **defaults):
+  """"lag=8,tiny" -> a ConfigDict with the types of the defaults."""
+  values = ConfigDict(defaults)
+  for item in (arg or "").split(","):
+    if not item:
+      continue
+    key, _, text = item.partition("=")
+    if key not in defaults:
+      raise ValueError(f"config argument {key!r}: unknown; this config takes "
+                       f"{', '.join(sorted(defaults))}")
+    values[key] = _convert(key, text, type(defaults[key]))
+  return values
+
+
+def _convert(key: str, text: str, kind: type):
+  if kind is bool:
+    if text not in ("", "true", "false"):
+      raise ValueError(f"config argument {key!r}: expected true or false, got "
+                       f"{text!r}")
+    return text != "false"
+  try:
+    return kind(text)
+  except ValueError:
+    raise ValueError(f"config argument {key!r}: expected {kind.__name__}, got "
+                     f"{text!r}") from None

@@ -1,0 +1,173 @@
+"""From a config to the parts of a run, shared by the commands. Floor 4.
+
+What cannot work is refused here, before anything is compiled: in one line that
+names the field, what was expected and what came.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from rl_is import ops
+from rl_is.core import checks
+from rl_is.infra import mesh as mesh_lib
+from rl_is.infra import workdir as workdir_lib
+from rl_is.learner import optimizer
+from rl_is.models import sampler
+from rl_is.models.config import TransformerConfig
+from rl_is.models.sampler import Sampling
+from rl_is.models.transformer import Model
+from rl_is.objective import presets
+from rl_is.objective import spec as spec_lib
+from rl_is.objective.compose import Objective
+from rl_is.rollout.buffer import LagQueue
+from rl_is.tasks import Task, make_task
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """Everything that the loop is made of."""
+
+  task: Task
+  model: Model
+  sampling: Sampling
+  objective: Objective
+  constants: dict[str, float]  # data: traced, never compiled in
+  tx: optax.GradientTransformation
+  mesh: Mesh
+
+
+# Field -> (low, high, is low allowed). int or float follows the config's type.
+_RANGES = {
+    "seed": (0, 2**32 - 1, True),
+    **{f"model.{name}": (1, math.inf, True) for name in (
+        "embed", "layers", "heads", "kv_heads", "head_dim", "mlp",
+        "vocab_multiple")},
+    "model.rope_theta": (0, math.inf, False),
+    **{f"mesh.{axis}": (-1, math.inf, True) for axis in mesh_lib.AXES},
+    "rollout.lag": (0, math.inf, True),
+    "rollout.batch_size": (1, math.inf, True),
+    "rollout.group_size": (1, math.inf, True),
+    "rollout.top_k": (0, math.inf, True),
+    "rollout.top_p": (0, 1, False),
+    "rollout.temperature": (-math.inf, math.inf, False),  # sampler.check
+    "rollout.max_new_tokens": (1, math.inf, True),
+    "optimizer.learning_rate": (0, math.inf, True),
+    "optimizer.warmup_updates": (0, math.inf, True),
+    "optimizer.b1": (0, 1, True),
+    "optimizer.b2": (0, 1, True),
+    "optimizer.eps": (0, math.inf, False),
+    "optimizer.weight_decay": (0, math.inf, True),
+    "optimizer.grad_clip": (0, math.inf, True),
+    "train.steps": (1, math.inf, True),
+    "train.updates_per_batch": (1, math.inf, True),
+    "warm_start.steps": (0, math.inf, True),
+    "warm_start.batch": (1, math.inf, True),
+    "warm_start.learning_rate": (0, math.inf, True),
+    "warm_start.target": (0, 1, True),
+    "evaluate.every": (0, math.inf, True),
+    "evaluate.prompts": (0, math.inf, True),
+    "evaluate.samples": (1, math.inf, True),
+    "evaluate.temperature": (0, math.inf, True),
+    "checkpoint.every": (1, math.inf, True),
+    "checkpoint.keep": (1, math.inf, True),
+}
+
+
+def build(config: ConfigDict, *, corrections: Mapping[str, ops.Row | Callable]
+          = {}, devices=None) -> Parts:
+  """The parts of a run.
+
+  corrections: a user's own, by name: a function like those of
+    `ops.corrections` (its keyword defaults are its constants' values), or a
+    whole `ops.Row` for constants that the config may set.
+  """
+  check_numbers(config)
+  task = make_task(config.task.name, **config.task.kwargs.to_dict())
+  model = Model(TransformerConfig(
+      vocab_size=task.tokenizer.vocab_size, **config.model.to_dict()))
+  sampling = make_sampling(config, task)
+  objective, constants = make_objective(config, sampling, corrections)
+  mesh = mesh_lib.make(config.mesh.to_dict(), devices)
+  _check_rollout(config, objective, mesh)
+  o = config.optimizer
+  constants |= dict(
+      learning_rate=o.learning_rate, weight_decay=o.weight_decay,
+      grad_clip=o.grad_clip, temperature=config.rollout.temperature)
+  return Parts(task, model, sampling, objective, constants,
+               optimizer.make(o.name, o.b1, o.b2, o.eps), mesh)
+
+
+def check_numbers(config: ConfigDict) -> None:
+  """Every number is one, and in its range. ConfigDict lets True and NaN pass."""
+  flat = workdir_lib.flatten(config.to_dict())
+  for name, (low, high, closed) in _RANGES.items():
+    if flat[name] is not None:
+      checks.in_range(f"config.{name}", flat[name], low, high, closed)
+  for name, value in flat.items():
+    if isinstance(value, float) and math.isnan(value):
+      raise ValueError(f"config.{name}: expected a number, got NaN")
+
+
+def make_sampling(config: ConfigDict, task: Task) -> Sampling:
+  r = config.rollout
+  sampling = Sampling(
+      temperature=r.temperature, top_p=r.top_p, top_k=r.top_k,
+      max_new_tokens=(task.max_answer_tokens if r.max_new_tokens is None
+                      else r.max_new_tokens),
+      eos_ids=task.tokenizer.eos_ids, pad_id=task.tokenizer.pad_id)
+  sampler.check(sampling)
+  return sampling
+
+
+def make_objective(config: ConfigDict, sampling: Sampling, corrections: Mapping
+                   ) -> tuple[Objective, dict[str, float]]:
+  """The preset with the config's changes, and the value of each constant."""
+  c = config.objective
+  preset = presets.get(c.preset)
+  extra = {name: row if isinstance(row, ops.Row) else
+           ops.Row(row, "the user's own", has_factor=True)
+           for name, row in corrections.items()}
+  changes = {f.name: c[f.name] for f in dataclasses.fields(spec_lib.Spec)
+             if c[f.name] is not None}
+  if "corrections" in changes:
+    changes["corrections"] = spec_lib.parse_corrections(changes["corrections"])
+  spec = dataclasses.replace(preset.spec, **changes)
+  objective = Objective(spec, config.train.updates_per_batch,
+                        tuple(extra.items()))
+  # The one default that only the run knows: the longest answer it can sample.
+  defaults = dict(dict(length=float(sampling.max_new_tokens)),
+                  **preset.constants)
+  given = {k: v for k, v in c.constants.items() if v is not None}
+  return objective, spec_lib.resolve(spec, defaults, given, extra)
+
+
+def _check_rollout(config: ConfigDict, objective: Objective, mesh: Mesh) -> None:
+  """Groups, minibatches and mesh divide; the objective gets what it needs."""
+  r, U = config.rollout, config.train.updates_per_batch
+  if r.mode != "lag":
+    raise ValueError(f"config.rollout.mode: expected 'lag', got {r.mode!r} (an "
+                     "asynchronous mode does not exist yet)")
+  checks.divisible("config.rollout.batch_size", r.batch_size,
+                   "config.rollout.group_size", r.group_size)
+  if objective.is_grouped and r.group_size < 2:
+    raise ValueError(
+        f"config.rollout.group_size = {r.group_size}: the advantage "
+        f"{objective.spec.advantage!r} compares the samples of a prompt and "
+        "needs at least 2")
+  checks.divisible("config.rollout.batch_size", r.batch_size,
+                   "config.train.updates_per_batch", U)
+  mesh_lib.check_rows(mesh, "config.rollout.batch_size / updates_per_batch",
+                      r.batch_size // U)
+  mesh_lib.check_rows(mesh, "config.warm_start.batch", config.warm_start.batch)
+  LagQueue(r.lag, U)  # refuses a lag that U does not divide
+  if objective.needs_behaviour and not r.record_logp:
+    raise ValueError(
+        f"config.objective: {objective.spec.surrogate!r} on "
+        f"{objective.spec.anchor!r} with corrections "
+        f"{[str(c) for c in objective.spec.corrections]} needs the sampler's "
+        "log-probs; set config.rollout.record_logp=true")

@@ -1,0 +1,1 @@
+"""Floor 0: pytree types, masked reductions, checks. Imports jax only."""

@@ -1,0 +1,146 @@
+"""The pytree types that cross module borders. Floor 0.
+
+Axes, everywhere: `B` sequences, `T` tokens, `G` group size, `K` kept or top-k
+ids, `V` vocabulary, `D` embed, `H` query heads, `F` mlp.
+Position t of every `[B, T]` array speaks of token t: `logp[:, t]` is the
+log-prob **of** token t, in nats.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Array = Any  # a jax or numpy array, or a tracer
+Params = Any  # a nested dict of arrays
+
+
+def pytree(cls):
+  """A frozen dataclass that jax treats as a container of its fields."""
+  cls = dataclasses.dataclass(frozen=True, kw_only=False)(cls)
+  return jax.tree_util.register_dataclass(cls)
+
+
+def static(default=dataclasses.MISSING):
+  """A field that is part of the structure: a change of it recompiles."""
+  return dataclasses.field(default=default, metadata=dict(static=True))
+
+
+@pytree
+class Mean:
+  """An additive mean: totals and counts add over splits, then divide once.
+
+  `total` may carry trailing axes (moments, histogram bins).
+  """
+
+  total: Array
+  count: Array
+
+  def __add__(self, other: "Mean") -> "Mean":
+    return Mean(self.total + other.total, self.count + other.count)
+
+  def value(self) -> Array:
+    """total / count; NaN where nothing was counted (absent, never 0)."""
+    empty = self.count == 0
+    return jnp.where(empty, jnp.nan, self.total / jnp.where(empty, 1, self.count))
+
+
+@pytree
+class Max:
+  """A running maximum; "adding" two keeps the larger."""
+
+  largest: Array
+
+  def __add__(self, other: "Max") -> "Max":
+    return Max(jnp.maximum(self.largest, other.largest))
+
+  def value(self) -> Array:
+    return self.largest
+
+
+@pytree
+class PolicyOutputs:
+  """What scoring returns, differentiable. float32 or wider."""
+
+  logp: Array  # [B, T] nats; 0 at t = 0, which nothing predicts
+  entropy: Array | None = None  # [B, T] nats, exact, of the scored distribution
+  value: Array | None = None  # [B, T]
+  logp_ids: Array | None = None  # [B, T, K]
+
+
+@pytree
+class TokenLoss:
+  """A surrogate's per-token loss (minimised) and what it did, all [B, T].
+
+  `aux["clip_low"]`, `aux["clip_high"]`: bool, True only where the bound binds,
+  that is where it changes the loss given the sign of the advantage.
+  """
+
+  loss: Array
+  aux: dict[str, Array]
+
+
+@pytree
+class Weights:
+  """A correction: detached weight and keep mask, and the raw log ratio."""
+
+  weight: Array  # [B, T] effective, detached
+  keep: Array  # [B, T] bool, detached
+  log_ratio: Array  # [B, T] raw: before any clamp, cap or mask, detached
+
+
+@pytree
+class Advantages:
+  """One number a sequence; `keep` is False where the reward was NaN."""
+
+  adv: Array  # [B] float32
+  keep: Array  # [B] bool
+
+
+@pytree
+class Prompts:
+  """Left-padded prompts and the counters that their draws derive from."""
+
+  tokens: Array  # [B, P] int32
+  valid: Array  # [B, P] bool
+  cursor: Array  # [B] int32: position in the stream of prompts, never reset
+  sample: Array  # [B] int32: which of the G samples of that prompt
+
+
+@pytree
+class Rollout:
+  """What a sampler returns. T = P + new tokens; prompts are left-padded."""
+
+  tokens: Array  # [B, T] int32
+  valid: Array  # [B, T] bool: a real token, attended to
+  mask: Array  # [B, T] bool: sampled by the policy, with a recorded log-prob
+  logp_behaviour: Array  # [B, T] float32 nats; 0 where not `mask`
+  version: Array  # [B, T] int32 optimizer updates behind the weights; -1 off mask
+  stop_token: Array  # [B] int32: the EOS id that ended it; -1: the length limit
+  kept_ids: Array | None = None  # [B, T, K] int32; -1 marks an unused slot
+
+
+@pytree
+class Batch:
+  """What the learner consumes: rollouts, rewards, and what `prepare` adds."""
+
+  tokens: Array  # [B, T] int32
+  valid: Array  # [B, T] bool
+  mask: Array  # [B, T] bool
+  reward: Array  # [B] float32; NaN = unscorable
+  group: Array  # [B] int32 in [0, B): the prompt a sequence belongs to
+  logp_behaviour: Array | None = None  # [B, T] float32; None: not recorded
+  version: Array | None = None  # [B, T] int32
+  kept_ids: Array | None = None  # [B, T, K]
+  stop_token: Array | None = None  # [B] int32: EOS id; -1: the length limit
+  logp_prox: Array | None = None  # [B, T] scored at the start of the update
+  logp_ref: Array | None = None  # [B, T] scored by the KL reference
+  # Written by objective.prepare:
+  adv: Array | None = None  # [B, T]
+  weight: Array | None = None  # [B, T] product of corrections without logp
+  keep: Array | None = None  # [B, T] bool
+  token_weight: dict[str, Array] | None = None  # term -> [B, T], divided
+
+  def replace(self, **changes) -> "Batch":
+    return dataclasses.replace(self, **changes)

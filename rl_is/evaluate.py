@@ -1,0 +1,87 @@
+"""Accuracy and pass@k on held-out prompts, with the learner's weights. Floor 4.
+
+Also a command: `python -m rl_is.evaluate --workdir=RUN` evaluates the newest
+checkpoint of a run.
+"""
+
+import dataclasses
+import math
+import sys
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from rl_is.build import Parts
+from rl_is.core.types import Params
+from rl_is.infra import mesh as mesh_lib
+from rl_is.infra import rng
+from rl_is.rollout import generator
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+  """Unbiased chance that one of k samples is right, from c right ones of n.
+
+    1 - C(n - c, k) / C(n, k)
+
+  **Source**: Chen et al., "Evaluating Large Language Models Trained on Code",
+    2021, https://arxiv.org/abs/2107.03374, eq. 1.
+
+  Raises:
+    ValueError: if k > n: it cannot be estimated.
+  """
+  if not 0 <= c <= n or not 1 <= k:
+    raise ValueError(f"pass_at_k: expected 0 <= c <= n and k >= 1, got n={n}, "
+                     f"c={c}, k={k}")
+  if k > n:
+    raise ValueError(f"pass_at_k: k: expected at most n = {n}, got {k}")
+  return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def summarize(rewards: np.ndarray, lengths: np.ndarray) -> dict[str, float]:
+  """[prompts, samples] rewards -> metrics. Right means a reward of 1 or more;
+  an unscorable (NaN) answer is left out of its prompt's n, and counted."""
+  scored = ~np.isnan(rewards)
+  right = np.where(scored, rewards >= 1, False)
+  mean = lambda x: float(np.mean(x)) if len(x) else float("nan")
+  out = {
+      "eval/accuracy": mean(right[scored]),
+      "eval/reward_mean": mean(rewards[scored]),
+      "eval/length_mean": mean(lengths.reshape(-1)),
+      "eval/unscorable": float(np.sum(~scored)),
+      "eval/prompts": float(rewards.shape[0]),
+  }
+  k = 1
+  while k <= rewards.shape[1]:
+    estimates = [pass_at_k(int(n), int(c), k) for n, c in
+                 zip(scored.sum(axis=1), right.sum(axis=1)) if n >= k]
+    out[f"eval/pass@{k}"] = mean(estimates)
+    k *= 2
+  return out
+
+
+def evaluate(params: Params, config: ConfigDict, parts: Parts
+             ) -> dict[str, float]:
+  """Samples `evaluate.samples` answers to each of the first held-out prompts."""
+  e = config.evaluate
+  problems = parts.task.heldout[:e.prompts]
+  sampling = dataclasses.replace(
+      parts.sampling, greedy=e.temperature == 0, top_k=0, top_p=1.0,
+      temperature=e.temperature or 1.0)
+  # About as many rows a call as in training, and a multiple of the mesh; the
+  # last call is filled up with prompts that are not counted.
+  devices = mesh_lib.data_size(parts.mesh)
+  per_call = devices * max(
+      config.rollout.batch_size // (e.samples * devices), 1)
+  rewards, lengths = [], []
+  for first in range(0, len(problems), per_call):
+    chunk = problems[first:first + per_call]
+    filled = (chunk * per_call)[:per_call]
+    rollout, reward = generator.sample(
+        params, parts.task, filled, range(first, first + per_call),
+        rng.key(config.seed, "evaluate"), 0, group_size=e.samples,
+        prompt_width=parts.task.max_prompt_tokens, model=parts.model,
+        sampling=sampling, mesh=parts.mesh)
+    shape = (per_call, e.samples)
+    rewards.append(reward.reshape(shape)[:len(chunk)])
+    lengths.append(rollout.mask.sum(axis=1).reshape(shape)[:len(chunk)])
+  return summarize(np.concatenate(rewards), np.concatenate(lengths))

@@ -1,0 +1,1 @@
+"""Floor 2: mesh, randomness, checkpoints, metrics, progress."""

@@ -1,0 +1,81 @@
+"""Checkpoints through orbax: learner state, queue of batches, position. Floor 2.
+
+A checkpoint is complete or it does not exist: orbax writes to a temporary
+directory and renames it, so a run killed while saving resumes from the one
+before, which is kept until the new one is committed.
+"""
+
+import dataclasses
+import os
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from rl_is.core.types import Batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+  """What a run needs to go on as if it had never stopped."""
+
+  state: Any  # the learner's, as placed by `abstract_state`
+  queue: list[Batch]  # sampled, not yet trained on; oldest first, numpy
+  position: dict[str, int]  # step, cursor, seed, metrics_rows
+
+
+class Checkpoints:
+  """Saves and restores `Saved` under `workdir/checkpoints/<step>`."""
+
+  def __init__(self, workdir: str, keep: int = 2):
+    self._manager = ocp.CheckpointManager(
+        os.path.join(os.path.abspath(workdir), "checkpoints"),
+        options=ocp.CheckpointManagerOptions(
+            max_to_keep=keep, create=True, enable_async_checkpointing=False))
+
+  def latest(self) -> int | None:
+    return self._manager.latest_step()
+
+  def save(self, step: int, saved: Saved) -> None:
+    items = dict(state=ocp.args.StandardSave(saved.state),
+                 position=ocp.args.JsonSave(
+                     dict(saved.position, queued=len(saved.queue))))
+    if saved.queue:  # orbax refuses an empty tree
+      items["queue"] = ocp.args.StandardSave(
+          {str(i): _fields(batch) for i, batch in enumerate(saved.queue)})
+    # force: the caller decides when; a step is never saved twice.
+    self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+
+  def restore(self, step: int, abstract_state: Any) -> Saved:
+    position = self._manager.restore(step, args=ocp.args.Composite(
+        position=ocp.args.JsonRestore()))["position"]
+    state = self._manager.restore(step, args=ocp.args.Composite(
+        state=ocp.args.StandardRestore(abstract_state)))["state"]
+    queue = []
+    if position["queued"]:
+      stored = self._manager.restore(step, args=ocp.args.Composite(
+          queue=ocp.args.StandardRestore()))["queue"]
+      queue = [Batch(**jax.tree.map(np.asarray, stored[str(i)]))
+               for i in range(position["queued"])]
+    return Saved(state, queue, position)
+
+  def close(self) -> None:
+    self._manager.close()
+
+
+def _fields(batch: Batch) -> dict[str, np.ndarray]:
+  """The recorded fields; None (not recorded) is left out, and comes back None."""
+  fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+  return {k: np.asarray(v) for k, v in fields.items() if v is not None}
+
+
+def save_params(path: str, params: Any) -> None:
+  """Parameters alone, for a warm start that several runs share."""
+  with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(os.path.abspath(path), params)
+
+
+def restore_params(path: str, abstract_params: Any) -> Any:
+  with ocp.StandardCheckpointer() as checkpointer:
+    return checkpointer.restore(os.path.abspath(path), abstract_params)

@@ -1,0 +1,61 @@
+"""The device mesh and the two placements that everything uses. Floor 2.
+
+Axes `data`, `fsdp`, `tensor`, always all three. Parameters are replicated and
+batches split by rows over `data` and `fsdp`, until `sharding.py` brings rules.
+"""
+
+import math
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from rl_is.core import checks
+
+AXES = ("data", "fsdp", "tensor")
+
+
+def make(sizes: dict[str, int], devices=None) -> Mesh:
+  """A mesh over `devices` (all by default); one size may be -1: what is left."""
+  devices = list(jax.devices() if devices is None else devices)
+  shape = _fill([sizes[axis] for axis in AXES], len(devices))
+  # Auto, not the default Explicit: under Explicit plain indexing of a sharded
+  # embedding is refused.
+  return Mesh(np.asarray(devices).reshape(shape), AXES,
+              axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _fill(shape: list[int], count: int) -> list[int]:
+  named = ", ".join(f"{a}={s}" for a, s in zip(AXES, shape))
+  if shape.count(-1) > 1 or any(s != -1 and s < 1 for s in shape):
+    raise ValueError(f"mesh: expected sizes >= 1 and at most one -1, got {named}")
+  known = math.prod(s for s in shape if s != -1)
+  if count % known or (-1 not in shape and known != count):
+    raise ValueError(f"mesh: {named} multiplies to {known}, but there are "
+                     f"{count} devices; set one size to -1")
+  return [count // known if s == -1 else s for s in shape]
+
+
+def rows(mesh: Mesh) -> NamedSharding:
+  """Rows of a batch over the data axes."""
+  return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def data_size(mesh: Mesh) -> int:
+  """Into how many parts the rows of a batch are split."""
+  return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def check_rows(mesh: Mesh, what: str, count: int) -> None:
+  """The rows divide over the data axes, else both numbers and valid ones."""
+  checks.divisible(what, count, "mesh data x fsdp", data_size(mesh))
+
+
+def describe(mesh: Mesh) -> str:
+  kind = mesh.devices.flat[0].device_kind
+  sizes = " x ".join(f"{a}={mesh.shape[a]}" for a in AXES)
+  return f"{mesh.devices.size} x {kind} ({sizes})"

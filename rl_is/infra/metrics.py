@@ -1,0 +1,70 @@
+"""Metrics on disk: one JSON object a step, and TensorBoard if asked. Floor 2."""
+
+import json
+import math
+import os
+
+from etils import epath
+
+
+class MetricsWriter:
+  """Appends to `metrics.jsonl`; on resume drops the rows that will come again.
+
+  NaN means "nothing was counted" and becomes null: never 0, never left to a
+  reader that does not know NaN.
+  """
+
+  def __init__(self, workdir: str, *, after_step: int = 0,
+               tensorboard: bool = False):
+    self._path = epath.Path(workdir) / "metrics.jsonl"
+    kept = [row for row in read(workdir) if row["step"] <= after_step]
+    _replace(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+    self._file = self._path.open("a")
+    self._board = _board(workdir, after_step) if tensorboard else None
+
+  def write(self, step: int, values: dict[str, float]) -> None:
+    row = {name: _finite(value) for name, value in values.items()}
+    self._file.write(json.dumps({"step": step, **row}) + "\n")
+    self._file.flush()
+    if self._board:
+      for name, value in row.items():
+        if isinstance(value, (int, float)):
+          self._board.add_scalar(name, value, step)
+
+  def close(self) -> None:
+    self._file.close()
+    if self._board:
+      self._board.close()
+
+
+def read(workdir: str) -> list[dict]:
+  """The whole rows of `metrics.jsonl`; a last line cut by a kill is left out."""
+  path = epath.Path(workdir) / "metrics.jsonl"
+  if not path.exists():
+    return []
+  lines = path.read_text().split("\n")
+  # Only what a newline ended was written whole.
+  return [json.loads(line) for line in lines[:-1]]
+
+
+def _finite(value):
+  if isinstance(value, str) or value is None:
+    return value
+  return value if math.isfinite(value) else None
+
+
+def _replace(path: epath.Path, text: str) -> None:
+  temporary = path.parent / (path.name + ".tmp")
+  temporary.write_text(text)
+  temporary.replace(path)
+
+
+def _board(workdir: str, after_step: int):
+  try:
+    from tensorboardX import SummaryWriter
+  except ImportError as error:
+    raise ImportError("config.track.tensorboard needs tensorboardX: "
+                      "pip install 'rl_is[track]'") from error
+  # purge_step hides the points of steps that will be written again.
+  return SummaryWriter(os.path.join(workdir, "tensorboard"),
+                       purge_step=after_step + 1)

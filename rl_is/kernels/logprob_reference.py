@@ -1,0 +1,50 @@
+"""The definition of `token_logprob`: all logits at once. Floor 1."""
+
+import jax.numpy as jnp
+
+from rl_is.core.types import Array
+from rl_is.kernels import logits as logits_lib
+
+
+def token_logprob(hidden_BTD, unembed_DV, targets_BT, *, ids, support,
+                  temperature, vocab_size, logit_softcap, return_entropy,
+                  head_precision):
+  """See `logprob.token_logprob`; returns (logp, entropy, logp_ids)."""
+  logits_BTV = logits_lib.transform(
+      logits_lib.head_logits(hidden_BTD, unembed_DV, head_precision),
+      temperature=temperature, vocab_size=vocab_size,
+      logit_softcap=logit_softcap)
+  if support == "ids":
+    # The softmax is over the kept ids and the target, in the last slot.
+    logp = logits_lib.log_normalise(_at_support(logits_BTV, ids, targets_BT))
+    logp_target, logp_ids = _of_target(logp, ids, targets_BT), logp[..., :-1]
+  else:
+    logp = logits_lib.log_normalise(logits_BTV)
+    logp_target = jnp.take_along_axis(logp, targets_BT[..., None], axis=-1)[..., 0]
+    logp_ids = None if ids is None else _at_ids(logp, ids)
+  return logp_target, _entropy(logp) if return_entropy else None, logp_ids
+
+
+def _at_ids(x_BTV: Array, ids_BTK: Array) -> Array:
+  at = jnp.take_along_axis(x_BTV, jnp.maximum(ids_BTK, 0), axis=-1)
+  return jnp.where(ids_BTK >= 0, at, logits_lib.FLOOR)
+
+
+def _at_support(logits_BTV: Array, ids_BTK: Array, targets_BT: Array) -> Array:
+  """Logits of ids and target, [B, T, K + 1]; none is counted twice."""
+  target_id = targets_BT[..., None]
+  kept = (ids_BTK == target_id).any(axis=-1, keepdims=True)
+  ids = jnp.concatenate([ids_BTK, jnp.where(kept, -1, target_id)], axis=-1)
+  return _at_ids(logits_BTV, ids)
+
+
+def _of_target(logp_BTS: Array, ids_BTK: Array, targets_BT: Array) -> Array:
+  hit = ids_BTK == targets_BT[..., None]
+  slot = jnp.where(hit.any(axis=-1), jnp.argmax(hit, axis=-1),
+                   ids_BTK.shape[-1])
+  return jnp.take_along_axis(logp_BTS, slot[..., None], axis=-1)[..., 0]
+
+
+def _entropy(logp: Array) -> Array:
+  # p log p -> 0 for what is excluded: exp underflows and FLOOR is finite.
+  return -jnp.sum(jnp.exp(logp) * logp, axis=-1)

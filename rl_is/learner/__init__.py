@@ -1,0 +1,1 @@
+"""Floor 3: the learner's state, optimizer and update step."""

@@ -1,0 +1,26 @@
+"""What one optimizer update reads and writes. Floor 3."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rl_is.core.types import Array, Params, pytree
+from rl_is.models.transformer import Model
+
+
+@pytree
+class State:
+  params: Params
+  opt_state: Any
+  version: Array  # int32: optimizer updates done; skipped ones count too
+
+
+def create(params: Params, tx: optax.GradientTransformation) -> State:
+  return State(params, tx.init(params), jnp.zeros((), jnp.int32))
+
+
+def init(key: Array, model: Model, tx: optax.GradientTransformation) -> State:
+  """A fresh state; under jit with out_shardings it is born where it lives."""
+  return create(model.init(key), tx)

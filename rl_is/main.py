@@ -1,0 +1,80 @@
+"""Trains one run: `python -m rl_is.main --config=FILE[:arg] --workdir=DIR`.
+
+Any field is set by `--config.a.b=value`; values are checked before they are
+assigned, and an unknown field is answered with the nearest names. Floor 4.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+from rich.console import Console
+from rich.table import Table
+
+from rl_is import overrides, train
+from rl_is.objective import presets
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "configs/NAME.py, or configs/NAME.py:argument.",
+    lock_config=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "This run's own directory.")
+_LIST_PRESETS = flags.DEFINE_bool(
+    "list_presets", False, "Prints the table of named methods, and exits.")
+
+
+def split_overrides(argv: Sequence[str]
+                    ) -> tuple[list[str], list[tuple[str, str]]]:
+  """argv -> (the rest, [(path, text)]) for `--config.path=text` or two words."""
+  rest, found, words = [], [], iter(argv)
+  for word in words:
+    name, equals, text = word.partition("=")
+    path = name.lstrip("-").removeprefix("config.")
+    if not (name.startswith("-") and name.lstrip("-").startswith("config.")):
+      rest.append(word)
+      continue
+    if not equals:
+      text = next(words, None)
+      if text is None:
+        raise ValueError(f"{name}: expected a value")
+    found.append((path, text))
+  return rest, found
+
+
+def print_presets() -> None:
+  rows = presets.describe()
+  table = Table(*rows[0], title="presets: choices, constants, source")
+  for row in rows:
+    table.add_row(*row.values())
+  # Wide enough on a pipe, where there is no terminal to ask.
+  console = Console()
+  Console(width=max(console.width, 200)).print(table)
+
+
+def _main(argv: Sequence[str], changes: Sequence[tuple[str, str]]) -> None:
+  if _LIST_PRESETS.value:
+    print_presets()
+    return
+  if len(argv) > 1:
+    raise ValueError(f"unexpected argument {argv[1]!r}")
+  for flag in (_CONFIG, _WORKDIR):
+    if flag.value is None:
+      raise ValueError(f"--{flag.name} is needed; see --help")
+  logging.set_verbosity(logging.WARNING)  # orbax tells of every file it writes
+  config = _CONFIG.value
+  for path, text in changes:
+    overrides.apply(config, path, text)
+  train.run(config, _WORKDIR.value)
+
+
+def main() -> None:
+  """One line for what the user can mend; a traceback for what we must."""
+  try:
+    rest, changes = split_overrides(sys.argv)
+    app.run(lambda argv: _main(argv, changes), argv=rest)
+  except (ValueError, FileNotFoundError, FloatingPointError) as error:
+    sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+  main()

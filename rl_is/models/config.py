@@ -1,0 +1,40 @@
+"""The numbers that define a transformer. Floor 2."""
+
+import dataclasses
+
+from rl_is.core import checks
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+  """Static structure of a decoder-only transformer (Qwen3-like)."""
+
+  vocab_size: int  # real entries: the tokenizer's
+  vocab_multiple: int = 8  # the table is padded to a multiple of it
+  embed: int = 64  # D
+  layers: int = 2
+  heads: int = 4  # H
+  kv_heads: int = 4
+  head_dim: int = 16
+  mlp: int = 256  # F
+  rope_theta: float = 10_000.0
+  norm_eps: float = 1e-6
+  qk_norm: bool = True
+  tie_embeddings: bool = False
+  logit_softcap: float | None = None
+  dtype: str = "float32"  # activations
+  param_dtype: str = "float32"
+  head_precision: str = "highest"
+
+  def __post_init__(self):
+    for name in ("vocab_size", "vocab_multiple", "embed", "layers", "heads",
+                 "kv_heads", "head_dim", "mlp"):
+      if getattr(self, name) < 1:
+        raise ValueError(f"model.{name}: expected >= 1, got "
+                         f"{getattr(self, name)}")
+    checks.divisible("model.heads", self.heads, "model.kv_heads", self.kv_heads)
+    checks.divisible("model.head_dim", self.head_dim, "rotary pairs", 2)
+
+  @property
+  def padded_vocab(self) -> int:
+    return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple

@@ -1,0 +1,1 @@
+"""Floor 2: objectives as products of the pieces in `ops`, and their presets."""

@@ -1,0 +1,131 @@
+"""Corrections: detached weights and masks for data of another policy. Floor 1.
+
+A correction multiplies a surrogate's token loss by a weight and may drop
+tokens. Its ratio is w = num / behaviour, where the numerator is `proximal`
+(then surrogate and weight telescope: current/proximal x proximal/behaviour) or
+`current`. Tests and caps are applied to the *log* ratio, before any exp, so
+that a ratio of e^1000 is dropped or capped and never meets a 0 * inf. Weights
+are detached inside the function that makes them. Everything is `[B, T]`.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+
+from rl_is.core import checks, masked
+from rl_is.core.types import Array, Weights
+from rl_is.ops import ratios
+
+
+def _log_ratio(fn, logp_num, logp_behaviour, mask, level):
+  checks.like(fn, dict(logp_num=logp_num), logp_behaviour=logp_behaviour)
+  mask = checks.as_mask(fn, mask, jnp.shape(logp_num))
+  log_ratio = ratios.log_ratio(
+      lax.stop_gradient(logp_num), logp_behaviour, mask, level=level)
+  return log_ratio, mask
+
+
+def tis(logp_num: Array, logp_behaviour: Array, mask: Array, *,
+        cap: Array | float, level: str = "token",
+        max_log_ratio: Array | float = 20.0) -> Weights:
+  """Truncated importance weight.
+
+    w = sg(min(num / behaviour, cap))
+
+  **Source**: Ionides, "Truncated Importance Sampling", 2008,
+    https://doi.org/10.1198/106186008X320456; for LLM training Yao et al., "Your
+    Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025,
+    https://fengyao.notion.site/off-policy-rl (cap 2 and 8).
+  **Departs**: the cap is a constant, not Ionides' sqrt(n). The whole weight is
+    made in log space; NeMo-RL turns an overflow into 0, we into `cap`.
+
+  Args:
+    logp_num: [B, T] float, nats; detached.
+    logp_behaviour: [B, T] float, nats, as recorded by the sampler; detached.
+    mask: [B, T] bool or 0/1.
+    cap: > 0, absolute; inf is plain importance sampling.
+    level: see `ratios`.
+    max_log_ratio: nats, > 0.
+
+  Returns:
+    Weights: weight [B, T] float32 or wider, detached, 0 off the mask; keep = the
+    mask; log_ratio raw.
+
+  Raises:
+    ValueError: on another shape, an integer dtype, an unknown level.
+
+  Limits: biased by the mass above the cap; does not pull back a policy that
+    drifts away, as no gradient is ever stopped.
+  """
+  log_ratio, mask = _log_ratio("tis", logp_num, logp_behaviour, mask, level)
+  capped = jnp.minimum(
+      masked.clamp(log_ratio, -max_log_ratio, max_log_ratio), jnp.log(cap))
+  return Weights(masked.fill(jnp.exp(capped), mask), mask, log_ratio)
+
+
+def mis(logp_num: Array, logp_behaviour: Array, mask: Array, *,
+        cap: Array | float, level: str = "token",
+        max_log_ratio: Array | float = 20.0) -> Weights:
+  """Masked importance weight: above the cap a token is dropped.
+
+    w = sg(num / behaviour) 1[num / behaviour <= cap]
+
+  **Source**: Liu, Li et al., "When Speed Kills Stability", 2025,
+    https://richardli.xyz/rl-collapse (address unverified; part 3).
+  **Departs**: dropped tokens stay in the denominator unless the objective's
+    denominator is "kept".
+
+  Args:
+    logp_num: [B, T] float, nats; detached.
+    logp_behaviour: [B, T] float, nats; detached.
+    mask: [B, T] bool or 0/1.
+    cap: > 0, absolute, inclusive.
+    level: see `ratios`.
+    max_log_ratio: nats, > 0.
+
+  Returns:
+    Weights: weight [B, T], 0 where dropped; keep [B, T]; log_ratio raw. Detached.
+
+  Raises:
+    ValueError: on another shape, an integer dtype, an unknown level.
+
+  Limits: if all is dropped the update has no signal, and is counted as such.
+  """
+  log_ratio, mask = _log_ratio("mis", logp_num, logp_behaviour, mask, level)
+  keep = mask & (log_ratio <= jnp.log(cap))
+  weight = ratios.ratio(masked.fill(log_ratio, keep), max_log_ratio)
+  return Weights(masked.fill(weight, keep), keep, log_ratio)
+
+
+def icepop(logp_num: Array, logp_behaviour: Array, mask: Array, *,
+           low: Array | float, high: Array | float, level: str = "token",
+           max_log_ratio: Array | float = 20.0) -> Weights:
+  """Importance weight inside a band, dropped outside it on either side.
+
+    w = sg(k) 1[low <= k <= high],  k = num / behaviour
+
+  **Source**: Ling Team, "Every Step Evolves" (Ring-1T), 2025,
+    https://arxiv.org/abs/2510.18855 (0.5 and 5; eq. number unverified).
+  **Departs**: inclusive bounds, as five of six peers (SkyRL's are strict). No
+    renormalisation for dropped tokens unless the denominator is "kept".
+
+  Args:
+    logp_num: [B, T] float, nats; detached.
+    logp_behaviour: [B, T] float, nats; detached.
+    mask: [B, T] bool or 0/1.
+    low, high: > 0, absolute, inclusive.
+    level: see `ratios`.
+    max_log_ratio: nats, > 0.
+
+  Returns:
+    Weights: weight [B, T], 0 where dropped; keep [B, T]; log_ratio raw. Detached.
+
+  Raises:
+    ValueError: on another shape, an integer dtype, an unknown level.
+
+  Limits: a fixed gap larger than the band silences a token for ever, while the
+    dropped fraction may look healthy.
+  """
+  log_ratio, mask = _log_ratio("icepop", logp_num, logp_behaviour, mask, level)
+  keep = mask & (log_ratio >= jnp.log(low)) & (log_ratio <= jnp.log(high))
+  weight = ratios.ratio(masked.fill(log_ratio, keep), max_log_ratio)
+  return Weights(masked.fill(weight, keep), keep, log_ratio)

@@ -1,0 +1,106 @@
+"""Problems to padded arrays and back, on the host. Floor 3."""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from rl_is.core.types import Batch, Prompts, Rollout
+from rl_is.tasks import Problem
+from rl_is.tasks.tokenizer import Tokenizer
+
+
+def problem_index(seed: int, cursor: int, count: int) -> int:
+  """Which of `count` problems stands at a place of the endless stream.
+
+  Every epoch is another permutation, derived from the seed: nothing is carried,
+  so a resumed run reads the same stream.
+  """
+  epoch, place = divmod(cursor, count)
+  return int(_permutation(seed, epoch, count)[place])
+
+
+@functools.lru_cache(maxsize=4)
+def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
+  return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+def encode_prompts(tokenizer: Tokenizer, problems: Sequence[Problem],
+                   cursors: Sequence[int], group_size: int, width: int
+                   ) -> Prompts:
+  """Left-padded prompts, each repeated `group_size` times; numpy."""
+  tokens = np.full((len(problems), width), tokenizer.pad_id, np.int32)
+  valid = np.zeros((len(problems), width), bool)
+  for row, problem in enumerate(problems):
+    ids = tokenizer.encode_prompt(problem.prompt)
+    if len(ids) > width:
+      raise ValueError(f"prompt {problem.prompt!r}: expected at most {width} "
+                       f"tokens, got {len(ids)}")
+    tokens[row, width - len(ids):] = ids
+    valid[row, width - len(ids):] = True
+  repeat = lambda x: np.repeat(x, group_size, axis=0)
+  return Prompts(
+      repeat(tokens), repeat(valid),
+      cursor=repeat(np.asarray(cursors, np.int32)),
+      sample=np.tile(np.arange(group_size, dtype=np.int32), len(problems)))
+
+
+def demonstrations(tokenizer: Tokenizer, problems: Sequence[Problem],
+                   prompt_width: int, answer_width: int) -> Batch:
+  """Prompts with their answers and an EOS, as if sampled with reward 1; numpy.
+
+  `pg` on it with the `reward` advantage is maximum likelihood.
+  """
+  prompts = encode_prompts(tokenizer, problems, range(len(problems)), 1,
+                           prompt_width)
+  shape = (len(problems), answer_width)
+  answer, mask = np.full(shape, tokenizer.pad_id, np.int32), np.zeros(shape, bool)
+  for row, problem in enumerate(problems):
+    ids = tokenizer.encode(problem.answer) + [tokenizer.eos_ids[0]]
+    if len(ids) > answer_width:
+      raise ValueError(f"demonstration {problem.answer!r}: expected at most "
+                       f"{answer_width} tokens with EOS, got {len(ids)}")
+    answer[row, :len(ids)] = ids
+    mask[row, :len(ids)] = True
+  rows = len(problems)
+  return Batch(
+      tokens=np.concatenate([prompts.tokens, answer], axis=1),
+      valid=np.concatenate([prompts.valid, mask], axis=1),
+      mask=np.concatenate([np.zeros_like(prompts.valid), mask], axis=1),
+      reward=np.ones(rows, np.float32), group=np.arange(rows, dtype=np.int32))
+
+
+def answers(tokenizer: Tokenizer, rollout: Rollout) -> list[str]:
+  """The sampled text of each row, by the mask: never by token values."""
+  return [tokenizer.decode(tokens[mask])
+          for tokens, mask in zip(rollout.tokens, rollout.mask)]
+
+
+def assemble(rollout: Rollout, reward: np.ndarray, group_size: int) -> Batch:
+  """Rollouts of whole groups, in order, with their rewards; numpy."""
+  rows = rollout.tokens.shape[0]
+  return Batch(
+      tokens=rollout.tokens, valid=rollout.valid, mask=rollout.mask,
+      reward=np.asarray(reward, np.float32),
+      group=np.arange(rows, dtype=np.int32) // group_size,
+      logp_behaviour=rollout.logp_behaviour, version=rollout.version,
+      kept_ids=rollout.kept_ids, stop_token=rollout.stop_token)
+
+
+def describe(batch: Batch, learner_version: int) -> dict[str, float]:
+  """Host metrics of a batch as the learner meets it; NaN where nothing counts."""
+  scored = ~np.isnan(batch.reward)
+  lag = (learner_version - batch.version)[batch.mask]
+  groups = [batch.reward[(batch.group == g) & scored]
+            for g in np.unique(batch.group)]
+  has_signal = [len(r) > 0 and r.min() < r.max() for r in groups]
+  mean = lambda x: float(np.mean(x)) if len(x) else float("nan")
+  return {
+      "reward/mean": mean(batch.reward[scored]),
+      "reward/groups_with_signal": mean(has_signal),
+      "reward/unscorable": float(np.sum(~scored)),
+      "rollout/staleness_mean": mean(lag),
+      "rollout/staleness_max": float(lag.max()) if len(lag) else float("nan"),
+      "rollout/length_mean": mean(batch.mask.sum(axis=1)),
+      "rollout/stopped_frac": mean(batch.stop_token >= 0),
+  }

@@ -1,0 +1,241 @@
+"""THE loop: mesh, model, state, restore, generator, steps, close. Floor 4.
+
+A step is one batch: U optimizer updates. `run` reads top to bottom; what it
+calls is a pure function of arrays (learner, objective) or owns one file or
+queue (infra, rollout).
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from rl_is import build as build_lib
+from rl_is import evaluate as evaluate_lib
+from rl_is import ops
+from rl_is import warm_start
+from rl_is.build import Parts
+from rl_is.core.types import Batch, Params
+from rl_is.infra import checkpoint as checkpoint_lib
+from rl_is.infra import metrics as metrics_lib
+from rl_is.infra import mesh as mesh_lib
+from rl_is.infra import progress, rng
+from rl_is.infra import workdir as workdir_lib
+from rl_is.infra.checkpoint import Checkpoints, Saved
+from rl_is.learner import state as state_lib
+from rl_is.learner import step as step_lib
+from rl_is.learner.state import State
+from rl_is.ops import diagnostics
+from rl_is.rollout import batching
+from rl_is.rollout.buffer import LagQueue
+from rl_is.rollout.generator import Generator
+from rl_is.rollout.publisher import Publisher
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  params: Params
+  last: dict[str, float]  # the last row of metrics.jsonl
+
+
+def run(config: ConfigDict, workdir: str, *,
+        corrections: Mapping[str, ops.Row | Callable] = {}, devices=None,
+        label: str = "train") -> Result:
+  """Trains to `config.train.steps`, from where the workdir stands.
+
+  Args:
+    config: see configs/common.py.
+    workdir: this run's own directory; the same config resumes in it.
+    corrections: a user's own pieces, by the name that
+      `config.objective.corrections` calls them by; see `build`.
+    devices: a subset of jax.devices().
+    label: what the progress calls this run.
+  """
+  # ---- What is asked for; what cannot work is refused here. ----------------
+  parts = build_lib.build(config, corrections=corrections, devices=devices)
+  workdir_lib.claim(workdir, config.to_dict())
+  _header(config, parts, workdir)
+  U, steps = config.train.updates_per_batch, config.train.steps
+
+  with contextlib.ExitStack() as stack:
+    # ---- State: 1. this run's newest checkpoint, 2. the warm start. ---------
+    checkpoints = stack.enter_context(contextlib.closing(
+        Checkpoints(workdir, keep=config.checkpoint.keep)))
+    start = checkpoints.latest() or 0
+    if start:
+      saved = checkpoints.restore(start, _abstract(config, parts))
+      state, ref = saved.state["learner"], saved.state.get("ref")
+      waiting = saved.queue
+      _check_position(saved.position, config, start)
+    else:
+      state, ref = _begin(config, parts, workdir)
+      waiting = []
+    writer = stack.enter_context(contextlib.closing(metrics_lib.MetricsWriter(
+        workdir, after_step=start, tensorboard=config.track.tensorboard)))
+    if start >= steps:
+      print(f"{label}: already complete ({start} steps) in {workdir}",
+            file=sys.stderr)
+      return Result(state.params, metrics_lib.read(workdir)[-1])
+    if start:
+      print(f"{label}: resuming after step {start}", file=sys.stderr)
+
+    # ---- Generator: publisher -> sampler -> queue of exactly `lag`. ---------
+    publisher = Publisher()
+    generator = Generator(
+        parts.task, publisher, key=rng.key(config.seed, "sample"),
+        seed=config.seed, batch_size=config.rollout.batch_size,
+        group_size=config.rollout.group_size, model=parts.model,
+        sampling=parts.sampling, mesh=parts.mesh,
+        record_logp=config.rollout.record_logp)
+    queue = LagQueue(config.rollout.lag, U, waiting, first=start)
+    bar = stack.enter_context(progress.Steps(label, steps, done=start))
+
+    # ---- The loop. ----------------------------------------------------------
+    row, reward_average = {}, math.nan
+    for n in range(start, steps):
+      began = time.perf_counter()
+      publisher.publish(n * U, state.params)
+      for m in queue.due(n, steps):
+        queue.push(m, generator.batch(m))
+      batch = queue.pop(n)
+      sampled = time.perf_counter()
+
+      state, learned = _learn(state, ref, batch, parts, config, n)
+
+      row = {**batching.describe(batch, n * U), **learned,
+             "time/generator_s": sampled - began,
+             "time/learner_s": time.perf_counter() - sampled}
+      if _is_due(n + 1, config.evaluate.every, steps) and config.evaluate.prompts:
+        row |= evaluate_lib.evaluate(state.params, config, parts)
+      writer.write(n + 1, row)
+      # A checkpoint comes after the row of its step: a resumed run drops the
+      # rows behind the checkpoint, and none is missing before it.
+      if _is_due(n + 1, config.checkpoint.every, steps):
+        checkpoints.save(n + 1, _saved(state, ref, queue, config, n + 1))
+      reward_average = _average(reward_average, row["reward/mean"])
+      bar.update(n + 1, f"reward {reward_average:.3f}")
+    return Result(state.params, dict(row, step=steps))
+
+
+def _header(config: ConfigDict, parts: Parts, workdir: str) -> None:
+  """Prints, and writes, what runs where and from which code."""
+  provenance = dict(workdir_lib.provenance(), mesh=mesh_lib.describe(parts.mesh))
+  resolved = dict(objective=dataclasses.asdict(parts.objective.spec),
+                  constants=parts.constants,
+                  max_new_tokens=parts.sampling.max_new_tokens)
+  shown = dict(config=config.to_dict(), resolved=resolved, **provenance)
+  print(json.dumps(shown, indent=1, default=str), file=sys.stderr)
+  workdir_lib.write_json(f"{workdir}/provenance.json",
+                         json.loads(json.dumps(dict(
+                             provenance, resolved=resolved), default=str)))
+
+
+def _begin(config: ConfigDict, parts: Parts, workdir: str
+           ) -> tuple[State, Params | None]:
+  """The state at step 0, and the KL reference if the objective has one."""
+  replicated = mesh_lib.replicated(parts.mesh)
+  if config.warm_start.steps:
+    params = warm_start.params(config, parts, workdir)
+    # Not donated: the reference may be the same arrays.
+    state = jax.jit(state_lib.create, static_argnums=1,
+                    out_shardings=replicated)(params, parts.tx)
+  else:
+    state = jax.jit(state_lib.init, static_argnums=(1, 2),
+                    out_shardings=replicated)(
+                        rng.key(config.seed, "init"), parts.model, parts.tx)
+  ref = jax.tree.map(np.asarray, state.params)
+  state = jax.tree.map(jax.numpy.copy, state)
+  return state, jax.device_put(ref, replicated) if (
+      parts.objective.needs_ref) else None
+
+
+def _abstract(config: ConfigDict, parts: Parts) -> dict[str, Any]:
+  """Shapes and placement of what a checkpoint holds."""
+  state = jax.eval_shape(
+      lambda key: state_lib.init(key, parts.model, parts.tx),
+      rng.key(config.seed, "init"))
+  tree = dict(learner=state)
+  if parts.objective.needs_ref:
+    tree["ref"] = state.params
+  return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(
+          x.shape, x.dtype, sharding=mesh_lib.replicated(parts.mesh)), tree)
+
+
+def _saved(state: State, ref: Params | None, queue: LagQueue,
+           config: ConfigDict, step: int) -> Saved:
+  tree = dict(learner=state)
+  if ref is not None:
+    tree["ref"] = ref
+  prompts = config.rollout.batch_size // config.rollout.group_size
+  waiting = queue.waiting()
+  return Saved(tree, waiting, dict(
+      step=step, seed=config.seed, metrics_rows=step,
+      cursor=(step + len(waiting)) * prompts))
+
+
+def _check_position(position: dict, config: ConfigDict, step: int) -> None:
+  prompts = config.rollout.batch_size // config.rollout.group_size
+  expected = dict(step=step, seed=config.seed,
+                  cursor=(step + position["queued"]) * prompts)
+  found = {k: position[k] for k in expected}
+  if found != expected:
+    raise RuntimeError(f"checkpoint {step}: expected position {expected}, got "
+                       f"{found}")
+
+
+def _learn(state: State, ref: Params | None, batch: Batch, parts: Parts,
+           config: ConfigDict, n: int) -> tuple[State, dict[str, float]]:
+  """The U updates on one batch; metrics over all of them."""
+  placed = jax.device_put(batch, mesh_lib.rows(parts.mesh))
+  minibatches = step_lib.jit_prepare_batch(
+      state.params, ref, placed, parts.constants, objective=parts.objective,
+      model=parts.model)
+  total = None
+  for u, minibatch in enumerate(minibatches):
+    state, metrics = step_lib.jit_train_step(
+        state, minibatch, parts.constants, objective=parts.objective,
+        model=parts.model, tx=parts.tx,
+        warmup_updates=config.optimizer.warmup_updates)
+    metrics = jax.device_get(metrics)
+    _check_health(metrics, minibatch, n + 1, u)
+    total = metrics if total is None else {
+        name: total[name] + metrics[name] for name in metrics}
+  return state, diagnostics.finish(total)
+
+
+def _check_health(metrics, minibatch: Batch, step: int, u: int) -> None:
+  """Stops on what is not finite: the state is still the one before it."""
+  bad = int(metrics["update/first_bad"].value())
+  if bad >= 0:
+    row, token = divmod(bad, minibatch.mask.shape[1])
+    culprit = next((name for name in ("logp_behaviour", "logp_prox", "logp_ref",
+                                      "adv")
+                    if getattr(minibatch, name) is not None and not np.isfinite(
+                        getattr(minibatch, name)[row, token])), "logp")
+    raise FloatingPointError(
+        f"step {step}: non-finite {culprit} at sample "
+        f"{row + u * minibatch.mask.shape[0]}, token {token}")
+  if int(metrics["update/nonfinite"].value()):
+    raise FloatingPointError(
+        f"step {step}, update {u}: non-finite loss or gradient (norm "
+        f"{float(metrics['grad/norm'].value())}) from finite inputs")
+
+
+def _is_due(step: int, every: int, last: int) -> bool:
+  return step == last or (every > 0 and step % every == 0)
+
+
+def _average(average: float, value: float) -> float:
+  """A moving average for the eye; a step without a value leaves it."""
+  if math.isnan(value):
+    return average
+  return value if math.isnan(average) else 0.9 * average + 0.1 * value

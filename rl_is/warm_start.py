@@ -1,0 +1,108 @@
+"""Supervised training before reinforcement learning, made once. Floor 4.
+
+Rewards that are nearly always 0 teach nothing, so a run begins from a policy
+that is right some of the time. Maximum likelihood is `pg` with reward 1 on
+demonstrations: the very same train step.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+from ml_collections import ConfigDict
+
+from rl_is.build import Parts
+from rl_is.core import masked
+from rl_is.core.types import Array, Batch, Params
+from rl_is.infra import checkpoint, progress, rng
+from rl_is.infra import mesh as mesh_lib
+from rl_is.infra import workdir as workdir_lib
+from rl_is.learner import state as state_lib
+from rl_is.learner import step
+from rl_is.models import scoring
+from rl_is.models.transformer import Model
+from rl_is.objective.compose import Objective
+from rl_is.objective.spec import Spec
+from rl_is.rollout import batching
+
+_OBJECTIVE = Objective(Spec(surrogate="pg", advantage="reward",
+                            aggregation="token_mean"))
+_PROBE_EVERY, _PROBE_ROWS = 20, 512
+
+
+def params(config: ConfigDict, parts: Parts, workdir: str) -> Params:
+  """The parameters to start from: cached, or trained and cached."""
+  path = epath.Path(config.warm_start.path or f"{workdir}/warm_start")
+  identity = _identity(config)
+  shapes = jax.eval_shape(parts.model.init, rng.key(config.seed, "init"))
+  placed = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(
+          x.shape, x.dtype, sharding=mesh_lib.replicated(parts.mesh)), shapes)
+  if (path / "done.json").exists():
+    workdir_lib.claim(path, identity)
+    return checkpoint.restore_params(path / "params", placed)
+  if path.exists():
+    path.rmtree()  # a kill left it half-made
+  workdir_lib.claim(path, identity)
+  trained, report = _train(config, parts)
+  checkpoint.save_params(path / "params", trained)
+  workdir_lib.write_json(path / "done.json", report)
+  return trained
+
+
+def _identity(config: ConfigDict) -> dict:
+  """What the parameters follow from: two runs may share them if it is equal."""
+  c = config.to_dict()
+  del c["warm_start"]["path"]
+  return {**{k: c[k] for k in ("seed", "task", "model", "warm_start")},
+          "temperature": c["rollout"]["temperature"]}
+
+
+def _train(config: ConfigDict, parts: Parts) -> tuple[Params, dict]:
+  w, task, model, mesh = config.warm_start, parts.task, parts.model, parts.mesh
+  pool = [p for p in task.train if p.answer]
+  encode = functools.partial(
+      batching.demonstrations, task.tokenizer,
+      prompt_width=task.max_prompt_tokens,
+      answer_width=task.max_answer_tokens)
+  # The probe is not divided over the mesh: any number of rows will do.
+  probe = jax.device_put(
+      encode([p for p in task.heldout if p.answer][:_PROBE_ROWS]),
+      mesh_lib.replicated(mesh))
+  constants = dict(
+      temperature=config.rollout.temperature, entropy_coef=0.0, weight_decay=0.0,
+      grad_clip=1.0, learning_rate=w.learning_rate)
+  state = jax.jit(state_lib.init, static_argnums=(1, 2),
+                  out_shardings=mesh_lib.replicated(mesh))(
+                      rng.key(config.seed, "init"), model, parts.tx)
+  done, chance = 0, 0.0
+  with progress.Steps("warm start", w.steps) as bar:
+    for n in range(w.steps):
+      cursors = range(n * w.batch, (n + 1) * w.batch)
+      batch = jax.device_put(
+          encode([pool[batching.problem_index(config.seed, c, len(pool))]
+                  for c in cursors]), mesh_lib.rows(mesh))
+      minibatch, = step.jit_prepare_batch(
+          state.params, None, batch, constants, objective=_OBJECTIVE,
+          model=model)
+      state, _ = step.jit_train_step(
+          state, minibatch, constants, objective=_OBJECTIVE, model=model,
+          tx=parts.tx)
+      done = n + 1
+      if done % _PROBE_EVERY == 0 or done == w.steps:
+        chance = float(_chance(state.params, probe, constants["temperature"],
+                               model))
+        bar.update(done, f"chance of a right answer {chance:.3f}")
+        if chance >= w.target:
+          break
+  return state.params, dict(steps=done, chance=chance)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _chance(params_: Params, demonstrations: Batch, temperature: Array,
+            model: Model) -> Array:
+  """Mean probability that sampling gives exactly the demonstration."""
+  logp = scoring.score(params_, demonstrations, model=model,
+                       temperature=temperature).logp
+  return jnp.mean(jnp.exp(masked.total(logp, demonstrations.mask, axis=1)))

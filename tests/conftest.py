@@ -1,0 +1,26 @@
+"""Every test runs on CPU with 8 forced devices and strict rank promotion."""
+
+import os
+import pathlib
+import sys
+
+# Before jax is imported. Entry points never set these; tests do.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") +
+                           " --xla_force_host_platform_device_count=8")
+
+ROOT = pathlib.Path(__file__).parents[1]
+# `from configs import ...` as when run from the repository, and
+# `from reference import ...` for the float64 twins.
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session")
+def one_device():
+  """What a run on one device uses; the session has eight."""
+  return jax.devices()[:1]

@@ -1,0 +1,307 @@
+"""The loop: exact lag, equality with a plain loop, resume, learning."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl import logging
+
+from configs import addition
+from rl_is import build, overrides, train, warm_start
+from rl_is.core.types import Weights
+from rl_is.infra import mesh as mesh_lib, metrics, rng
+from rl_is.infra.checkpoint import Checkpoints
+from rl_is.learner import state as state_lib, step
+from rl_is.rollout import generator
+from rl_is.rollout.batching import assemble, problem_index
+from rl_is.tasks import reward
+
+logging.set_verbosity(logging.WARNING)
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory):
+  """One warm start for all runs of this file (of this process)."""
+  return str(tmp_path_factory.mktemp("warm") / "start")
+
+
+def tiny(warm, arg="lag=0", **changes):
+  config = addition.get_config(f"{arg},tiny")
+  config.warm_start.path = warm
+  for path, value in changes.items():
+    overrides.apply(config, path.replace("__", "."), value)
+  return config
+
+
+def equal(a, b):
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def plain_loop(config, warm_dir, device):
+  """No publisher, buffer, checkpoint or thread: what lag(0) must equal."""
+  parts = build.build(config, devices=device)
+  params = warm_start.params(config, parts, warm_dir)
+  state = state_lib.create(jax.tree.map(jnp.copy, params), parts.tx)
+  for n in range(config.train.steps):
+    size = config.rollout.batch_size // config.rollout.group_size
+    cursors = range(n * size, (n + 1) * size)
+    problems = [parts.task.train[problem_index(
+        config.seed, c, len(parts.task.train))] for c in cursors]
+    rollout, rewards = generator.sample(
+        state.params, parts.task, problems, cursors, rng.key(0, "sample"), n,
+        group_size=config.rollout.group_size, model=parts.model,
+        prompt_width=parts.task.max_prompt_tokens, sampling=parts.sampling,
+        mesh=parts.mesh)
+    batch = assemble(rollout, rewards, config.rollout.group_size)
+    minibatch, = step.jit_prepare_batch(
+        state.params, None, jax.device_put(batch, mesh_lib.rows(parts.mesh)),
+        parts.constants, objective=parts.objective, model=parts.model)
+    state, _ = step.jit_train_step(
+        state, minibatch, parts.constants, objective=parts.objective,
+        model=parts.model, tx=parts.tx)
+  return state.params
+
+
+def test_lag_0_equals_a_plain_loop_bit_for_bit(warm, tmp_path, one_device):
+  config = tiny(warm, objective__preset="ppo")
+  ours = train.run(config, str(tmp_path / "run"), devices=one_device)
+  equal(ours.params, plain_loop(config, str(tmp_path), one_device))
+
+
+@pytest.mark.parametrize("lag,U", [(3, 1), (4, 2)])
+def test_every_batch_is_exactly_lag_updates_old(warm, tmp_path, one_device,
+                                                lag, U):
+  config = tiny(warm, f"lag={lag}", train__updates_per_batch=U,
+                objective__preset="ppo_tis")
+  train.run(config, str(tmp_path), devices=one_device)
+  rows = metrics.read(str(tmp_path))
+  assert [r["step"] for r in rows] == list(range(1, 7))
+  for n, row in enumerate(rows):
+    age = n * U - max(0, n * U - lag)  # the first batches are younger
+    assert row["rollout/staleness_mean"] == row["rollout/staleness_max"] == age
+
+
+def test_unchanged_weights_give_ratio_one(warm, tmp_path, one_device):
+  """Case J10: learning rate 0, temperature 0.6: no mismatch at any lag."""
+  config = tiny(warm, "lag=2", rollout__temperature=0.6, objective__preset="tis",
+                optimizer__learning_rate=0.0, warm_start__path="",
+                rollout__top_k=5)
+  train.run(config, str(tmp_path), devices=one_device)
+  for row in metrics.read(str(tmp_path)):
+    assert row["is/log_ratio_max"] < 1e-5
+    assert row["is/ess"] == pytest.approx(1, abs=1e-5)
+
+
+def test_resumed_equals_uninterrupted(warm, tmp_path, one_device):
+  """Stopped after step 4 of 6 (a checkpoint at 4), with KL and a queue."""
+  changes = dict(objective__preset="ppo_tis", objective__regularizer="k3",
+                 objective__constants__kl_coef=0.1, train__updates_per_batch=2)
+  whole = train.run(tiny(warm, "lag=4", **changes), str(tmp_path / "whole"),
+                    devices=one_device)
+  cut = str(tmp_path / "cut")
+  real = metrics.MetricsWriter.write
+
+  class Stop(Exception):
+    pass
+
+  def stop_at_5(self, step, values):
+    real(self, step, values)
+    if step == 5:
+      raise Stop
+
+  config = tiny(warm, "lag=4", **changes)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(metrics.MetricsWriter, "write", stop_at_5)
+    with pytest.raises(Stop):
+      train.run(config, cut, devices=one_device)
+  assert len(metrics.read(cut)) == 5
+  again = train.run(config, cut, devices=one_device)
+  equal(whole.params, again.params)
+  keep = lambda rows: [{k: v for k, v in row.items()
+                        if not k.startswith("time/")} for row in rows]
+  assert keep(metrics.read(cut)) == keep(metrics.read(str(tmp_path / "whole")))
+
+
+def test_a_finished_run_says_so(warm, tmp_path, one_device, capfd):
+  config = tiny(warm)
+  first = train.run(config, str(tmp_path), devices=one_device)
+  second = train.run(config, str(tmp_path), devices=one_device)
+  assert "already complete" in capfd.readouterr().err
+  equal(first.params, second.params)
+  assert len(metrics.read(str(tmp_path))) == 6
+
+
+def test_another_config_is_refused_in_the_same_directory(warm, tmp_path,
+                                                         one_device):
+  train.run(tiny(warm), str(tmp_path), devices=one_device)
+  with pytest.raises(ValueError, match="optimizer.learning_rate"):
+    train.run(tiny(warm, optimizer__learning_rate=1e-3), str(tmp_path),
+              devices=one_device)
+
+
+def test_a_half_written_checkpoint_is_ignored(warm, tmp_path, one_device):
+  """Case E10: a directory that a kill left behind is not the newest."""
+  config = tiny(warm)
+  train.run(config, str(tmp_path), devices=one_device)
+  partial = tmp_path / "checkpoints" / "9.orbax-checkpoint-tmp"
+  partial.mkdir()
+  (partial / "state").mkdir()
+  checkpoints = Checkpoints(str(tmp_path))
+  assert checkpoints.latest() == 6
+  checkpoints.close()
+
+
+def test_non_finite_stops_the_run_and_names_the_place(warm, tmp_path, one_device,
+                                                      monkeypatch):
+  real = generator.Generator.batch
+
+  def poisoned(self, n):
+    batch = real(self, n)
+    if n == 2:
+      logp = batch.logp_behaviour.copy()
+      row, token = np.argwhere(batch.mask)[7]
+      logp[row, token] = np.nan
+      poisoned.place = f"sample {row}, token {token}"
+      batch = batch.replace(logp_behaviour=logp)
+    return batch
+
+  monkeypatch.setattr(generator.Generator, "batch", poisoned)
+  with pytest.raises(FloatingPointError) as error:
+    train.run(tiny(warm, objective__preset="tis"), str(tmp_path),
+              devices=one_device)
+  assert "step 3: non-finite logp_behaviour" in str(error.value)
+  assert poisoned.place in str(error.value)
+  assert len(metrics.read(str(tmp_path))) == 2  # what was learned is kept
+
+
+def test_equal_rewards_are_an_update_without_signal(warm, tmp_path, one_device,
+                                                    monkeypatch):
+  monkeypatch.setattr(generator, "reward", lambda *args: 1.0)
+  config = tiny(warm, optimizer__weight_decay=0.1)
+  parts = build.build(config, devices=one_device)
+  result = train.run(config, str(tmp_path), devices=one_device)
+  equal(result.params, warm_start.params(config, parts, str(tmp_path)))
+  rows = metrics.read(str(tmp_path))
+  assert all(r["update/without_signal"] == 1 for r in rows)
+  assert all(r["reward/groups_with_signal"] == 0 for r in rows)
+
+
+def test_abstaining_verifier_is_counted(warm, tmp_path, one_device, monkeypatch):
+  """Case A20 in the loop: every other answer cannot be scored."""
+  calls = iter(range(10**6))
+  monkeypatch.setattr(
+      generator, "reward",
+      lambda task, problem, text: float("nan") if next(calls) % 2 else
+      reward(task, problem, text))
+  train.run(tiny(warm, evaluate__prompts=0), str(tmp_path), devices=one_device)
+  for row in metrics.read(str(tmp_path)):
+    assert row["reward/unscorable"] == 8 and row["loss"] is not None
+
+
+def test_a_users_own_correction_runs(warm, tmp_path, one_device):
+  def clipped_half(num, behaviour, mask, *, level="token"):
+    return Weights(jnp.where(mask, 0.5, 0.0), mask, num - behaviour)
+
+  config = tiny(warm, "lag=2", objective__corrections="half:current")
+  train.run(config, str(tmp_path), devices=one_device,
+            corrections=dict(half=clipped_half))
+  assert metrics.read(str(tmp_path))[-1]["half/weight_mean"] == 0.5
+
+
+def test_eight_devices_equal_one(warm, tmp_path, one_device):
+  """Data-parallel over 8 forced devices: the same parameters, in norm."""
+  changes = dict(evaluate__prompts=0, train__steps=2, optimizer__name="sgd",
+                 optimizer__learning_rate=0.1)
+  one = train.run(tiny(warm, **changes), str(tmp_path / "1"), devices=one_device)
+  eight = train.run(tiny(warm, **changes), str(tmp_path / "8"))
+  for a, b in zip(*(jax.tree.leaves(jax.tree.map(np.asarray, run.params))
+                    for run in (one, eight))):
+    assert np.linalg.norm(a - b) <= 1e-5 * max(np.linalg.norm(a), 1e-3)
+
+
+def test_a_checkpoint_restores_on_another_number_of_devices(warm, tmp_path,
+                                                            one_device):
+  """Case F01: saved on 8, resumed on 1."""
+  config = tiny(warm)
+  eight = train.run(config, str(tmp_path))
+  one = train.run(config, str(tmp_path), devices=one_device)
+  equal(eight.params, one.params)
+
+
+def test_a_warm_start_of_another_model_is_refused(warm, tmp_path, one_device):
+  train.run(tiny(warm, train__steps=1), str(tmp_path / "a"), devices=one_device)
+  with pytest.raises(ValueError, match="model.embed"):
+    train.run(tiny(warm, train__steps=1, model__embed=32), str(tmp_path / "b"),
+              devices=one_device)
+
+
+def test_a_half_made_warm_start_is_made_again(tmp_path, one_device):
+  path = tmp_path / "start"
+  (path / "params").mkdir(parents=True)  # a kill before done.json
+  config = tiny(str(path), train__steps=1)
+  train.run(config, str(tmp_path / "run"), devices=one_device)
+  assert json.loads((path / "done.json").read_text())["steps"] == 4
+
+
+def command(workdir, *more):
+  return [sys.executable, "-m", "rl_is.main",
+          "--config=configs/addition.py:lag=3,tiny", f"--workdir={workdir}",
+          "--config.objective.preset=gspo", "--config.train.steps=40",
+          "--config.evaluate.prompts=0", "--config.checkpoint.every=7", *more]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill_at", [3, 16, 33])
+def test_killed_and_restarted_equals_uninterrupted(tmp_path, kill_at):
+  """SIGKILL between checkpoints; the same command goes on, bit for bit."""
+  environment = dict(os.environ, XLA_FLAGS="")
+  run = lambda d: subprocess.run(command(d), cwd=ROOT, env=environment,
+                                 check=True, capture_output=True)
+  run(tmp_path / "whole")
+  process = subprocess.Popen(command(tmp_path / "cut"), cwd=ROOT,
+                             env=environment, stderr=subprocess.DEVNULL)
+  deadline = time.monotonic() + 120
+  while len(metrics.read(str(tmp_path / "cut"))) < kill_at:
+    assert time.monotonic() < deadline and process.poll() is None
+    time.sleep(0.002)
+  process.send_signal(signal.SIGKILL)
+  process.wait()
+  assert len(metrics.read(str(tmp_path / "cut"))) < 40
+  run(tmp_path / "cut")
+  params = []
+  for name in ("whole", "cut"):
+    rows = metrics.read(str(tmp_path / name))
+    assert [r["step"] for r in rows] == list(range(1, 41))
+    config = addition.get_config("lag=3,tiny")
+    for text in command("")[4:]:
+      path, _, value = text.removeprefix("--config.").partition("=")
+      if text.startswith("--config."):
+        overrides.apply(config, path, value)
+    parts = build.build(config, devices=jax.devices()[:1])
+    checkpoints = Checkpoints(str(tmp_path / name))
+    params.append(checkpoints.restore(
+        40, train._abstract(config, parts)).state["learner"].params)
+    checkpoints.close()
+  equal(*params)
+
+
+@pytest.mark.slow
+def test_a_toy_run_learns(tmp_path, one_device):
+  """One-digit addition on-policy: from 0.4 to well above it in 60 steps."""
+  config = addition.get_config()
+  for path, value in {
+      "task.kwargs.digits": 1, "train.steps": 60, "model.embed": 32,
+      "model.mlp": 64, "optimizer.learning_rate": 1e-3}.items():
+    overrides.apply(config, path, value)
+  train.run(config, str(tmp_path), devices=one_device)
+  rewards = [r["reward/mean"] for r in metrics.read(str(tmp_path))]
+  assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 0.15
