@@ -26,13 +26,6 @@ from experiments import plots
 from rl_is import overrides, train
 from rl_is.infra import metrics
 
-_WORKDIR = flags.DEFINE_string("workdir", "runs/ablation", "Where it all goes.")
-_SEEDS = flags.DEFINE_integer("seeds", 1, "Seeds an arm: 0, 1, ...", lower_bound=1)
-_STEPS = flags.DEFINE_integer("steps", 300, "Steps an arm.", lower_bound=1)
-_TINY = flags.DEFINE_bool(
-    "tiny", False, "A few steps of a tiny model: tests the machinery; it learns "
-    "nothing, so the claims are expected to FAIL.")
-
 LAG = 8
 LAST = 20  # 'ends' = mean training reward of the last 20 steps
 
@@ -60,27 +53,27 @@ ARMS = {
 COLORS = dict(zip((arm.title for arm in ARMS.values()), plots.COLORS))
 
 
-def config_of(arm: Arm, seed: int, workdir: str):
+def config_of(arm: Arm, seed: int, workdir: str, steps: int, tiny: bool):
   """The config of one arm; everything that is not named here is shared."""
-  tiny = ",tiny" if _TINY.value else ""
-  config = addition.get_config(f"lag={arm.lag}{tiny}")
+  config = addition.get_config(f"lag={arm.lag}" + (",tiny" if tiny else ""))
   changes = {"seed": seed, "objective.preset": arm.preset,
              "warm_start.path": os.path.join(workdir, f"warm_start/seed{seed}")}
   changes |= {f"objective.constants.{k}": v for k, v in arm.constants.items()}
-  if not _TINY.value:
-    changes["train.steps"] = _STEPS.value
+  if not tiny:
+    changes["train.steps"] = steps
   for path, value in changes.items():
     overrides.apply(config, path, value)
   return config
 
 
-def run_arms(workdir: str, seeds: int) -> dict[tuple[str, int], list[dict]]:
+def run_arms(workdir: str, seeds: int, steps: int, tiny: bool
+             ) -> dict[tuple[str, int], list[dict]]:
   """Trains what is missing; (arm, seed) -> its rows of metrics."""
   rows, jobs = {}, [(name, seed) for seed in range(seeds) for name in ARMS]
   began = time.monotonic()
   for done, (name, seed) in enumerate(jobs):
     directory = os.path.join(workdir, "arms", name, f"seed{seed}")
-    train.run(config_of(ARMS[name], seed, workdir), directory,
+    train.run(config_of(ARMS[name], seed, workdir, steps, tiny), directory,
               label=f"{done + 1}/{len(jobs)} {ARMS[name].title}, seed {seed}")
     rows[name, seed] = metrics.read(directory)
     left = (time.monotonic() - began) / (done + 1) * (len(jobs) - done - 1)
@@ -213,12 +206,24 @@ def draw(rows: Mapping[tuple[str, int], list[dict]], summary: Sequence[dict],
     return plots.save(figure, stem, command)
 
 
-def main(argv):
+def main():
+  # Defined here, not on import: other scripts have flags of the same names.
+  flags.DEFINE_string("workdir", "runs/ablation", "Where it all goes.")
+  flags.DEFINE_integer("seeds", 1, "Seeds an arm: 0, 1, ...", lower_bound=1)
+  flags.DEFINE_integer("steps", 300, "Steps an arm.", lower_bound=1)
+  flags.DEFINE_bool(
+      "tiny", False, "A few steps of a tiny model: tests the machinery; it "
+      "learns nothing, so the claims are expected to FAIL.")
+  app.run(_main)
+
+
+def _main(argv):
   if len(argv) > 1:
     raise app.UsageError(f"unexpected argument {argv[1]!r}")
   logging.set_verbosity(logging.WARNING)
-  workdir = _WORKDIR.value
-  rows = run_arms(workdir, _SEEDS.value)
+  given = flags.FLAGS
+  workdir = given.workdir
+  rows = run_arms(workdir, given.seeds, given.steps, given.tiny)
   summary = summarize(rows)
   write_csv(summary, os.path.join(workdir, "results.csv"))
   figure = draw(rows, summary, os.path.join(workdir, "ablation"),
@@ -232,4 +237,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-  app.run(main)
+  main()

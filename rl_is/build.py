@@ -7,7 +7,9 @@ names the field, what was expected and what came.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import jax
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -15,8 +17,10 @@ from ml_collections import ConfigDict
 from rl_is import ops
 from rl_is.core import checks
 from rl_is.infra import mesh as mesh_lib
+from rl_is.infra import rng
 from rl_is.infra import workdir as workdir_lib
 from rl_is.learner import optimizer
+from rl_is.learner import state as state_lib
 from rl_is.models import sampler
 from rl_is.models.config import TransformerConfig
 from rl_is.models.sampler import Sampling
@@ -171,3 +175,16 @@ def _check_rollout(config: ConfigDict, objective: Objective, mesh: Mesh) -> None
         f"{objective.spec.anchor!r} with corrections "
         f"{[str(c) for c in objective.spec.corrections]} needs the sampler's "
         "log-probs; set config.rollout.record_logp=true")
+
+
+def abstract_state(config: ConfigDict, parts: Parts) -> dict[str, Any]:
+  """Shapes and placement of what a checkpoint of the run holds."""
+  state = jax.eval_shape(
+      lambda key: state_lib.init(key, parts.model, parts.tx),
+      rng.key(config.seed, "init"))
+  tree = dict(learner=state)
+  if parts.objective.needs_ref:
+    tree["ref"] = state.params
+  return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(
+          x.shape, x.dtype, sharding=mesh_lib.replicated(parts.mesh)), tree)

@@ -1,20 +1,25 @@
 """Accuracy and pass@k on held-out prompts, with the learner's weights. Floor 4.
 
-Also a command: `python -m rl_is.evaluate --workdir=RUN` evaluates the newest
-checkpoint of a run.
+Also a command: `python -m rl_is.evaluate --workdir=RUN --samples=16` prints one
+JSON object for the newest checkpoint of a run.
 """
 
 import dataclasses
+import json
 import math
 import sys
 
 import numpy as np
+from absl import app, flags, logging
+from etils import epath
 from ml_collections import ConfigDict
 
+from rl_is import build as build_lib
 from rl_is.build import Parts
 from rl_is.core.types import Params
 from rl_is.infra import mesh as mesh_lib
 from rl_is.infra import rng
+from rl_is.infra.checkpoint import Checkpoints
 from rl_is.rollout import generator
 
 
@@ -85,3 +90,45 @@ def evaluate(params: Params, config: ConfigDict, parts: Parts
     rewards.append(reward.reshape(shape)[:len(chunk)])
     lengths.append(rollout.mask.sum(axis=1).reshape(shape)[:len(chunk)])
   return summarize(np.concatenate(rewards), np.concatenate(lengths))
+
+
+def of_run(workdir: str, **changes) -> dict[str, float]:
+  """`evaluate` of a run's newest checkpoint; changes: of `config.evaluate`."""
+  file = epath.Path(workdir) / "config.json"
+  if not file.exists():
+    raise FileNotFoundError(f"{workdir}: no run there (no config.json)")
+  config = ConfigDict(json.loads(file.read_text()))
+  config.evaluate.update({k: v for k, v in changes.items() if v is not None})
+  parts = build_lib.build(config)
+  checkpoints = Checkpoints(workdir)
+  step = checkpoints.latest()
+  if step is None:
+    raise FileNotFoundError(f"{workdir}: no checkpoint there yet")
+  saved = checkpoints.restore(step, build_lib.abstract_state(config, parts))
+  checkpoints.close()
+  metrics = evaluate(saved.state["learner"].params, config, parts)
+  return dict(step=step, **metrics)
+
+
+def main() -> None:
+  flags.DEFINE_string("workdir", None, "The run's directory.", required=True)
+  flags.DEFINE_integer("prompts", None, "Held-out prompts; unset: the run's.")
+  flags.DEFINE_integer("samples", None, "Answers a prompt; unset: the run's.")
+  flags.DEFINE_float("temperature", None, "0: greedy; unset: the run's.")
+  try:
+    app.run(_main)
+  except (ValueError, FileNotFoundError) as error:
+    sys.exit(f"error: {error}")
+
+
+def _main(argv) -> None:
+  del argv
+  logging.set_verbosity(logging.WARNING)
+  given = flags.FLAGS
+  print(json.dumps(of_run(given.workdir, prompts=given.prompts,
+                          samples=given.samples,
+                          temperature=given.temperature)))
+
+
+if __name__ == "__main__":
+  main()

@@ -15,13 +15,6 @@ from rich.table import Table
 from rl_is import overrides, train
 from rl_is.objective import presets
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "configs/NAME.py, or configs/NAME.py:argument.",
-    lock_config=True)
-_WORKDIR = flags.DEFINE_string("workdir", None, "This run's own directory.")
-_LIST_PRESETS = flags.DEFINE_bool(
-    "list_presets", False, "Prints the table of named methods, and exits.")
-
 
 def split_overrides(argv: Sequence[str]
                     ) -> tuple[list[str], list[tuple[str, str]]]:
@@ -52,26 +45,35 @@ def print_presets() -> None:
 
 
 def _main(argv: Sequence[str], changes: Sequence[tuple[str, str]]) -> None:
-  if _LIST_PRESETS.value:
+  given = flags.FLAGS
+  if given.list_presets:
     print_presets()
     return
   if len(argv) > 1:
     raise ValueError(f"unexpected argument {argv[1]!r}")
-  for flag in (_CONFIG, _WORKDIR):
-    if flag.value is None:
-      raise ValueError(f"--{flag.name} is needed; see --help")
+  for name in ("config", "workdir"):
+    if given[name].value is None:
+      raise ValueError(f"--{name} is needed; see --help")
   logging.set_verbosity(logging.WARNING)  # orbax tells of every file it writes
-  config = _CONFIG.value
   for path, text in changes:
-    overrides.apply(config, path, text)
-  train.run(config, _WORKDIR.value)
+    overrides.apply(given.config, path, text)
+  train.run(given.config, given.workdir)
 
 
 def main() -> None:
   """One line for what the user can mend; a traceback for what we must."""
+  # Defined here, not on import: other scripts have flags of the same names.
+  config_flags.DEFINE_config_file(
+      "config", None, "configs/NAME.py, or configs/NAME.py:argument.",
+      lock_config=True)
+  flags.DEFINE_string("workdir", None, "This run's own directory.")
+  flags.DEFINE_bool("list_presets", False,
+                    "Prints the table of named methods, and exits.")
   try:
-    rest, changes = split_overrides(sys.argv)
-    app.run(lambda argv: _main(argv, changes), argv=rest)
+    # The config flag searches sys.argv for overrides of its own accord, and
+    # would assign them unchecked.
+    sys.argv[:], changes = split_overrides(sys.argv)
+    app.run(lambda argv: _main(argv, changes))
   except (ValueError, FileNotFoundError, FloatingPointError) as error:
     sys.exit(f"error: {error}")
 

@@ -12,6 +12,13 @@ from ml_collections import ConfigDict
 
 from rl_is.core import checks
 
+# Fields for which "none" means "not given": the preset's, the task's.
+_MAY_BE_UNSET = tuple(f"objective.{name}" for name in (
+    "constants.", "surrogate", "anchor", "level", "advantage", "aggregation",
+    "denominator")) + ("rollout.max_new_tokens",)
+# There "none" is a choice of its own: no corrections, no regularizer.
+_NONE_IS_A_VALUE = ("objective.corrections", "objective.regularizer")
+
 
 def apply(config: ConfigDict, path: str, value: Any) -> None:
   """config.<path> = value; text is converted to the type of the field."""
@@ -19,11 +26,11 @@ def apply(config: ConfigDict, path: str, value: Any) -> None:
   if isinstance(parent[key], ConfigDict):
     raise ValueError(f"config.{path}: is a group; set one of its fields: "
                      f"{', '.join(sorted(parent[key]))}")
-  kind = parent.get_type(key)
-  can_be_none = parent[key] is None
-  if can_be_none and str(value).lower() == "none":
+  may_be_unset = parent[key] is None or path.startswith(_MAY_BE_UNSET)
+  if path not in _NONE_IS_A_VALUE and may_be_unset and str(value).lower() == "none":
+    parent[key] = None
     return
-  parent[key] = _convert(f"config.{path}", value, kind)
+  parent[key] = _convert(f"config.{path}", value, parent.get_type(key))
 
 
 def leaves(config: ConfigDict, prefix: str = "") -> list[str]:

@@ -12,7 +12,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -71,7 +70,7 @@ def run(config: ConfigDict, workdir: str, *,
         Checkpoints(workdir, keep=config.checkpoint.keep)))
     start = checkpoints.latest() or 0
     if start:
-      saved = checkpoints.restore(start, _abstract(config, parts))
+      saved = checkpoints.restore(start, build_lib.abstract_state(config, parts))
       state, ref = saved.state["learner"], saved.state.get("ref")
       waiting = saved.queue
       _check_position(saved.position, config, start)
@@ -155,19 +154,6 @@ def _begin(config: ConfigDict, parts: Parts, workdir: str
   state = jax.tree.map(jax.numpy.copy, state)
   return state, jax.device_put(ref, replicated) if (
       parts.objective.needs_ref) else None
-
-
-def _abstract(config: ConfigDict, parts: Parts) -> dict[str, Any]:
-  """Shapes and placement of what a checkpoint holds."""
-  state = jax.eval_shape(
-      lambda key: state_lib.init(key, parts.model, parts.tx),
-      rng.key(config.seed, "init"))
-  tree = dict(learner=state)
-  if parts.objective.needs_ref:
-    tree["ref"] = state.params
-  return jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(
-          x.shape, x.dtype, sharding=mesh_lib.replicated(parts.mesh)), tree)
 
 
 def _saved(state: State, ref: Params | None, queue: LagQueue,

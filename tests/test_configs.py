@@ -35,11 +35,10 @@ def test_every_field_accepts_its_own_value(path):
   node = config
   for part in path.split("."):
     node = getattr(node, part)
-  if node is None:  # a placeholder: unset stays unset
+  if node is None:  # a placeholder
     overrides.apply(config, path, "none")
   elif path != "task.kwargs":
     overrides.apply(config, path, str(node))
-    assert build is not None
     value = config
     for part in path.split("."):
       value = getattr(value, part)
@@ -86,6 +85,35 @@ def test_bad_values_are_refused_by_name(path, value, word):
   assert path.split(".")[0] in str(error.value)
   assert "\n" not in str(error.value)  # one line, not the whole config
   assert config.to_json_best_effort() == before  # nothing was set
+
+
+@pytest.mark.parametrize("path,value", [
+    ("objective.constants.eps_low", 0.1), ("objective.surrogate", "cispo"),
+    ("rollout.max_new_tokens", 5)])
+def test_none_unsets_again(path, value):
+  """Case G03."""
+  config = addition.get_config()
+  overrides.apply(config, path, value)
+  overrides.apply(config, path, "none")
+  node = config
+  for part in path.split("."):
+    node = getattr(node, part)
+  assert node is None
+  overrides.apply(config, path, value)  # and may be set once more
+
+
+def test_no_corrections_is_a_choice(one_device):
+  """Not the preset's, which has one."""
+  config = addition.get_config()
+  config.objective.preset = "tis"
+  overrides.apply(config, "objective.corrections", "none")
+  spec = build.build(config, devices=one_device).objective.spec
+  assert spec.corrections == ()
+
+
+def test_a_number_that_is_needed_cannot_be_unset():
+  with pytest.raises(ValueError, match="expected a number"):
+    overrides.apply(addition.get_config(), "optimizer.learning_rate", "none")
 
 
 def test_true_in_the_file_itself_is_found():

@@ -15,7 +15,7 @@ import pytest
 from absl import logging
 
 from configs import addition
-from rl_is import build, overrides, train, warm_start
+from rl_is import build, evaluate, overrides, train, warm_start
 from rl_is.core.types import Weights
 from rl_is.infra import mesh as mesh_lib, metrics, rng
 from rl_is.infra.checkpoint import Checkpoints
@@ -138,6 +138,21 @@ def test_a_finished_run_says_so(warm, tmp_path, one_device, capfd):
   assert "already complete" in capfd.readouterr().err
   equal(first.params, second.params)
   assert len(metrics.read(str(tmp_path))) == 6
+
+
+def test_a_run_is_evaluated_from_its_directory(warm, tmp_path, one_device):
+  """With the learner's newest weights; the run's own numbers, if asked alike."""
+  with pytest.raises(FileNotFoundError, match="no run there"):
+    evaluate.of_run(str(tmp_path))
+  result = train.run(tiny(warm), str(tmp_path))
+  again = evaluate.of_run(str(tmp_path))
+  assert again["step"] == 6
+  for name in ("eval/accuracy", "eval/pass@2", "eval/length_mean"):
+    assert again[name] == result.last[name]
+  more = evaluate.of_run(str(tmp_path), prompts=3, samples=5, temperature=0.0)
+  assert more["eval/prompts"] == 3 and "eval/pass@4" in more
+  # Greedy answers to one prompt are all the same.
+  assert more["eval/pass@1"] == more["eval/pass@4"]
 
 
 def test_another_config_is_refused_in_the_same_directory(warm, tmp_path,
@@ -289,7 +304,7 @@ def test_killed_and_restarted_equals_uninterrupted(tmp_path, kill_at):
     parts = build.build(config, devices=jax.devices()[:1])
     checkpoints = Checkpoints(str(tmp_path / name))
     params.append(checkpoints.restore(
-        40, train._abstract(config, parts)).state["learner"].params)
+        40, build.abstract_state(config, parts)).state["learner"].params)
     checkpoints.close()
   equal(*params)
 

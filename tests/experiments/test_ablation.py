@@ -18,12 +18,12 @@ def summary(**ends):
 
 
 @pytest.mark.parametrize("uncorrected,ppo,expected", [
-    (0.1, 0.7, [True, True]), (0.5, 0.7, [False, True]),
-    (0.1, 0.6, [True, False]), (0.4, 0.64, [False, True])])
+    (0.1, 0.9, [True, True]), (0.6, 0.9, [False, True]),
+    (0.1, 0.7, [True, False]), (0.5, 0.8, [False, True])])
 def test_claims_can_fail(uncorrected, ppo, expected):
-  """On-policy 0.8: the bounds are 0.4 (strict) and 0.64 (inclusive)."""
+  """On-policy 1: the bounds are 0.5 (strict) and 0.8 (inclusive)."""
   verdicts = ablation.claims(summary(
-      on_policy=0.8, uncorrected=uncorrected, tis=0.5, ppo=ppo, gspo=0.4))
+      on_policy=1.0, uncorrected=uncorrected, tis=0.5, ppo=ppo, gspo=0.4))
   assert [holds for holds, _ in verdicts] == expected
   assert "PPO" in verdicts[1][1]
 

@@ -185,7 +185,8 @@ def test_case_B03_the_modes_differ_as_reported():
   mask = np.arange(10) < np.array([[5], [1]])
   # (5 x 2 + 10) / 6; (2 + 10) / 2; (10 + 10) / 10 / 2. The fourth, a mean of
   # sums = 10, is constant_length with length 1.
-  np.testing.assert_allclose(_value("token_mean", loss, mask), 20 / 6, rtol=1e-6)
+  np.testing.assert_allclose(
+      _value("token_mean", loss, mask), 20 / 6, rtol=1e-6)
   np.testing.assert_allclose(_value("sequence_mean_token_mean", loss, mask), 6)
   for length, want in ((10., 1), (1., 10)):
     np.testing.assert_allclose(

@@ -150,10 +150,11 @@ def test_errors_name_the_argument(name):
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
 def test_case_A03_k3_is_clamped_before_the_exp(dtype):
   d = np.float32([-100, -20, -1, 0, 1, 20, 80, 88, 89, 100, 1000, -1000, 10])
-  logp, ref = jnp.asarray(draws.put(-d), dtype), jnp.asarray(draws.put([]), dtype)
+  logp, ref = (jnp.asarray(draws.put(x), dtype) for x in (-d, []))
   mask = draws.put(np.ones(d.size), bool)
   value, grad = _run("k3", logp, ref, mask, _ONES)
-  value, grad = (draws.take(x.astype(np.float32), d.size) for x in (value, grad))
+  value, grad = (draws.take(x, d.size).astype(np.float32)
+                 for x in (value, grad))
   assert np.isfinite(value).all() and np.isfinite(grad).all()
   inside = np.abs(d) <= 10
   exact = np.float64(d[inside])

@@ -139,7 +139,7 @@ def test_literal_clips(name, clips):
 def test_literal_gspo():
   # Row means: (.3 + .1) / 2 = .2 and (-.3 - .1) / 2 = -.2, eps .1: A = 1 clips
   # row 0 at 1.1; row 1 keeps e^-.2, and each of its two tokens has half of the
-  # gradient of both: -(1 + 3) e^-.2 / 2. The token variant leaves 1 and 3 apart.
+  # gradient of both: -(1 + 3) e^-.2 / 2. The token variant leaves them apart.
   logp = draws.pad([[.3, .1, 9], [-.3, -.1, 9]])
   adv = draws.pad([[1, 1, 1], [1, 3, 1]])
   mask = draws.pad(np.bool_([[1, 1, 0], [1, 1, 0]]))
@@ -336,26 +336,28 @@ def test_junk_off_the_mask(name, kwargs, junk):
 
 @pytest.mark.parametrize("name,kwargs", ALL)
 def test_jit_and_kinds_of_mask(name, kwargs):
-  args, mask = draws.tokens(11), draws.mask()
+  mask = draws.mask()
+  args = [draws.fill(x, mask, 0) for x in draws.tokens(11)]
   want = _run(name, *args, mask, **kwargs)
   eager = _run(name, *args, mask, fn=_eager, **kwargs)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(
       x, y, rtol=1e-6, atol=1e-6), eager, want)
-  for kind in (np.int32, np.float32):
-    got = _run(name, *args, mask.astype(kind), fn=_eager, **kwargs)
+  dirty = [draws.fill(x, mask, draws.JUNK) for x in args]
+  for kind in (bool, np.int32, np.float32):
+    got = _run(name, *dirty, mask.astype(kind), fn=_eager, **kwargs)
     jax.tree.map(np.testing.assert_array_equal, got, eager)
 
 
-@pytest.mark.parametrize("name,constant", [
-    (name, c) for name in CLIPPED for c in CONSTANTS[name]])
-def test_constants_may_be_an_axis(name, constant):
+@pytest.mark.parametrize("name", CLIPPED)
+def test_constants_may_be_an_axis(name):
   args = (*draws.tokens(12), draws.mask())
-  values = CONSTANTS[name][constant] * np.float32([1, 1.1, 1.2])
-  many = jax.jit(jax.vmap(
-      lambda c: _op(name, *args, **{constant: c}).loss))(values)
-  for got, c in zip(many, values):
+  many = {constant: c * np.float32([1, .9, 1.1, 1.2])
+          for constant, c in CONSTANTS[name].items()}
+  got = jax.jit(jax.vmap(lambda c: _op(name, *args, **c).loss))(many)
+  for i in range(4):
+    one = {constant: c[i] for constant, c in many.items()}
     np.testing.assert_allclose(
-        got, _loss(name, *args, **{constant: c}).loss, rtol=1e-6)
+        got[i], _loss(name, *args, **one).loss, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -463,11 +465,12 @@ def test_case_A09_two_policies_still_clip():
 
 
 def test_case_A11_dual_clip_leaves_positive_advantages():
-  loss, _, got = _tokens("dual_clip", np.log([1., 10.]), [1., -1.],
+  loss, _, got = _tokens("dual_clip", np.log([1., 10., 10.]), [1., -1., 1.],
                          eps_low=.2, eps_high=.2, clip_c=3.)
-  np.testing.assert_allclose(loss, [-1, 3], rtol=1e-6)
-  np.testing.assert_array_equal(
-      draws.take(got.aux["clip_dual"], 2), [False, True])
+  np.testing.assert_allclose(loss, [-1, 3, -1.2], rtol=1e-6)
+  for clip, hit in (("dual", [0, 1, 0]), ("high", [0, 0, 1])):
+    np.testing.assert_array_equal(
+        draws.take(got.aux[f"clip_{clip}"], 3), np.bool_(hit))
 
 
 def test_case_A22_the_exported_log_ratio_is_raw():

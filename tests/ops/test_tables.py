@@ -20,7 +20,8 @@ ROWS = [(axis, name) for axis, (table, _) in TABLES.items() for name in table]
 
 
 def _public(module):
-  return {name: fn for name, fn in inspect.getmembers(module, inspect.isfunction)
+  functions = inspect.getmembers(module, inspect.isfunction)
+  return {name: fn for name, fn in functions
           if fn.__module__ == module.__name__ and not name.startswith("_")}
 
 
@@ -106,6 +107,19 @@ def test_factors_and_groups():
     assert row.has_factor == (
         axis == "correction" or (axis == "surrogate" and name != "pg"))
     assert row.grouped == (axis == "advantage" and name != "reward")
+
+
+def test_published_defaults():
+  defaults = {
+      f"{name}.{constant}": c.default for axis, name in ROWS
+      for constant, c in _of(axis, name)[0].constants.items()
+      if constant not in ("max_log_ratio", "kl_coef")}
+  assert defaults == {
+      "ppo_clip.eps_low": None, "ppo_clip.eps_high": None,
+      "dual_clip.eps_low": None, "dual_clip.eps_high": None,
+      "dual_clip.clip_c": 3, "cispo.cap": None, "cispo.floor": 0,
+      "tis.cap": 2, "mis.cap": 2, "icepop.low": .5, "icepop.high": 5,
+      "grpo.std_eps": 1e-6, "constant_length.length": None}
 
 
 def test_dual_clip_refuses_a_bound_of_one_or_less():
