@@ -128,7 +128,7 @@ def test_std_eps_may_be_an_axis():
   values = np.float32([0, 1e-4, 1])
   many = jax.jit(jax.vmap(
       lambda c: advantages.grpo(reward, group, std_eps=c).adv))(values)
-  for got, c in zip(many, values):
+  for got, c in zip(np.asarray(many), values):
     np.testing.assert_allclose(
         got, losses.grpo(reward, group, std_eps=float(c)), rtol=1e-5, atol=1e-6)
 

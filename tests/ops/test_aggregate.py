@@ -124,8 +124,8 @@ def test_splits_order_and_padding(name, seed, order, junk):
 def test_the_length_may_be_an_axis():
   loss, mask = draws.tokens(4)[0], draws.mask()
   lengths = np.float32([1, 5, 10])
-  many = jax.vmap(lambda c: aggregate.constant_length(
-      loss, mask, length=c).total)(lengths)
+  many = jax.jit(jax.vmap(lambda c: aggregate.constant_length(
+      loss, mask, length=c).total))(lengths)
   np.testing.assert_allclose(
       many, [_twin("constant_length", loss, mask, length=c)[0]
              for c in lengths], rtol=1e-5)
@@ -214,8 +214,8 @@ def test_case_B06_nothing_left(name):
   whole, _ = _run(name, loss, full)
   both = mean + whole  # one device's rows all masked: as if it were not there
   jax.tree.map(np.testing.assert_array_equal, both, whole)
-  grad = jax.grad(lambda x: getattr(aggregate, name)(
-      x, mask, **CONSTANTS[name]).total)(loss)
+  grad = jax.jit(jax.grad(lambda x: getattr(aggregate, name)(
+      x, mask, **CONSTANTS[name]).total))(loss)
   np.testing.assert_array_equal(grad, 0)
   full[1] = False  # one row masked: as if it were not there
   part, _ = _run(name, loss, full)

@@ -192,7 +192,8 @@ def test_constants_may_be_an_axis(name):
   args = (*draws.tokens(8)[:2], draws.mask())
   many = {constant: c * np.float32([1, .9, 1.1, 1.2])
           for constant, c in CONSTANTS[name].items()}
-  got = jax.jit(jax.vmap(lambda c: _op(name, *args, **c).weight))(many)
+  got = np.asarray(
+      jax.jit(jax.vmap(lambda c: _op(name, *args, **c).weight))(many))
   for i in range(4):
     one = {constant: c[i] for constant, c in many.items()}
     np.testing.assert_allclose(got[i], _run(name, *args, **one).weight,

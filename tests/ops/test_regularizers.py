@@ -127,7 +127,7 @@ def test_the_clamp_may_be_an_axis():
   limits = np.float32([.5, 1, 2])
   many = jax.jit(jax.vmap(lambda c: regularizers.k3(
       logp, ref, draws.mask(), max_log_ratio=c)))(limits)
-  for got, c in zip(many, limits):
+  for got, c in zip(np.asarray(many), limits):
     want, _ = losses.k3(logp, ref, draws.mask(), max_log_ratio=float(c))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 

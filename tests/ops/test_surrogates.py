@@ -353,7 +353,8 @@ def test_constants_may_be_an_axis(name):
   args = (*draws.tokens(12), draws.mask())
   many = {constant: c * np.float32([1, .9, 1.1, 1.2])
           for constant, c in CONSTANTS[name].items()}
-  got = jax.jit(jax.vmap(lambda c: _op(name, *args, **c).loss))(many)
+  got = np.asarray(
+      jax.jit(jax.vmap(lambda c: _op(name, *args, **c).loss))(many))
   for i in range(4):
     one = {constant: c[i] for constant, c in many.items()}
     np.testing.assert_allclose(

@@ -1,0 +1,89 @@
+"""What the README says exists and runs."""
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text()
+# Small enough to run here; everything else as the README has it.
+SHRINK = ["--config.train.steps=2", "--config.warm_start.steps=1",
+          "--config.warm_start.batch=8", "--config.rollout.batch_size=16",
+          "--config.rollout.group_size=4", "--config.rollout.max_new_tokens=3",
+          "--config.model.embed=16", "--config.model.mlp=16",
+          "--config.model.layers=1", "--config.evaluate.prompts=4"]
+
+
+def blocks(language):
+  return re.findall(rf"```{language}\n(.*?)```", TEXT, re.S)
+
+
+def shell_commands():
+  text = "\n".join(blocks("bash")).replace("\\\n", " ")
+  lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+  return [line for line in lines if line]
+
+
+def test_make_targets_exist():
+  targets = {c.split()[1] for c in shell_commands() if c.startswith("make ")}
+  assert targets == {"run", "test"}
+  for target in targets | {"slow"}:
+    subprocess.run(["make", "-n", target], cwd=ROOT, check=True,
+                   capture_output=True)
+
+
+def test_every_command_is_run_here():
+  """Nothing in a bash block escapes the two tests below and above."""
+  for command in shell_commands():
+    assert command.startswith(("make ", "python -m rl_is.")), command
+
+
+def test_python_commands_run(tmp_path):
+  for command in shell_commands():
+    if not command.startswith("python "):
+      continue
+    words = [w.replace("=runs/", f"={tmp_path}/") for w in shlex.split(command)]
+    if "rl_is.main" in words and "--list_presets" not in words:
+      words += SHRINK
+    out = subprocess.run(
+        [sys.executable, *words[1:]], cwd=ROOT, text=True, capture_output=True,
+        env=dict(os.environ, XLA_FLAGS=""))
+    assert out.returncode == 0, f"{command}\n{out.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=["own", "import"])
+def test_python_blocks_run(code, tmp_path):
+  """As written, except that the run is shrunk and put aside."""
+  shrunk = "".join(
+      f"overrides.apply(config, {s.split('=')[0].removeprefix('--config.')!r}, "
+      f"{s.split('=')[1]!r})\n" for s in SHRINK)
+  code = code.replace('train.run(config, "runs/', "from rl_is import overrides\n"
+                      + shrunk + f'train.run(config, "{tmp_path}/')
+  out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True,
+                       capture_output=True, env=dict(os.environ, XLA_FLAGS=""))
+  assert out.returncode == 0, out.stderr[-2000:]
+
+
+def test_paths_exist():
+  """Every path in backticks, links and the tree that is not made by a run."""
+  named = set(re.findall(r"`((?:rl_is|configs|experiments|tests)/[\w./]*)`", TEXT))
+  named |= set(re.findall(r"\]\((?!http)([\w./]+)\)", TEXT))
+  tree, = blocks("text")
+  named |= {line.split()[0] for line in tree.splitlines()}
+  assert len(named) > 10
+  for path in named:
+    assert (ROOT / path).exists(), path
+
+
+def test_flags_of_the_text_exist():
+  """`objective.surrogate`, `rollout.lag` and their like are real fields."""
+  from configs import common
+  from rl_is import overrides
+  fields = set(overrides.leaves(common.base()))
+  for name in re.findall(r"`((?:objective|rollout|train)\.\w+)`", TEXT):
+    assert name in fields, name
