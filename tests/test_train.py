@@ -315,6 +315,7 @@ def test_a_toy_run_learns(tmp_path, one_device):
   config = addition.get_config()
   for path, value in {
       "task.kwargs.digits": 1, "train.steps": 60, "model.embed": 32,
+      "warm_start.learning_rate": 1e-3,
       "model.mlp": 64, "optimizer.learning_rate": 1e-3}.items():
     overrides.apply(config, path, value)
   train.run(config, str(tmp_path), devices=one_device)

@@ -68,8 +68,9 @@ def test_literal(name, weight, keep):
       atol=1e-6)
 
 
-@pytest.mark.parametrize("name,level", ALL)
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("name,level,x64", [
+    *((*one, False) for one in ALL),
+    *((*one, True) for one in ALL if one[1] != "sequence_mean_token")])
 def test_twin(name, level, x64):
   dtype, tol = (np.float64, 1e-12) if x64 else (np.float32, 1e-5)
   mask = draws.mask()
@@ -195,7 +196,7 @@ def test_constants_may_be_an_axis(name):
   got = np.asarray(
       jax.jit(jax.vmap(lambda c: _op(name, *args, **c).weight))(many))
   for i in range(4):
-    one = {constant: c[i] for constant, c in many.items()}
+    one = {constant: float(c[i]) for constant, c in many.items()}
     np.testing.assert_allclose(got[i], _run(name, *args, **one).weight,
                                rtol=1e-6)
 

@@ -157,8 +157,10 @@ def test_literal_gspo():
 # Twins.
 
 
-@pytest.mark.parametrize("name,kwargs", ALL)
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("name,kwargs,x64", [
+    *((name, kwargs, False) for name, kwargs in ALL),
+    *((name, kwargs, True) for name, kwargs in ALL
+      if kwargs.get("level") != "sequence_mean_token")])
 def test_twin(name, kwargs, x64):
   dtype, tol = (np.float64, 1e-12) if x64 else (np.float32, 1e-5)
   mask = draws.mask()
@@ -203,7 +205,7 @@ def test_gradient_at_a_bound_is_whole(name):
     off["clip_c"] = np.inf
   # With A = -1 and no bound the loss is r, as this very program computes it;
   # 1 +- eps is then r again without rounding.
-  (up, down), _, _ = _tokens(name, [.2, -.2], -1., **off)
+  up, down = (float(r) for r in _tokens(name, [.2, -.2], -1., **off)[0])
   checks = [(.2, 2., dict(eps_high=up - 1)), (-.2, -2., dict(eps_low=1 - down))]
   if name == "dual_clip":
     checks.append((.2, -2., dict(clip_c=up)))
@@ -213,7 +215,7 @@ def test_gradient_at_a_bound_is_whole(name):
     assert not any(got.aux[clip].any() for clip in got.aux
                    if clip != "log_ratio")
     # A hair inside the bound there is none left.
-    tight = {k: v * np.float32(1 - 1e-5) for k, v in bound.items()}
+    tight = {k: v * (1 - 1e-5) for k, v in bound.items()}
     assert _tokens(name, [l], a, **{**off, **tight})[1] == 0
 
 
@@ -356,7 +358,7 @@ def test_constants_may_be_an_axis(name):
   got = np.asarray(
       jax.jit(jax.vmap(lambda c: _op(name, *args, **c).loss))(many))
   for i in range(4):
-    one = {constant: c[i] for constant, c in many.items()}
+    one = {constant: float(c[i]) for constant, c in many.items()}
     np.testing.assert_allclose(
         got[i], _loss(name, *args, **one).loss, rtol=1e-6)
 
