@@ -9,7 +9,7 @@ the gradient too, because the selected constant has none.
 import jax.numpy as jnp
 from jax import lax
 
-from rl_is.core.types import Array, Mean
+from rl_is.core.types import Array, Max, Mean
 
 
 def wide(x: Array) -> Array:
@@ -32,6 +32,11 @@ def mean(x: Array, mask: Array) -> Mean:
   """Additive mean over all unmasked elements."""
   x = wide(x)
   return Mean(total(x, mask), jnp.sum(mask, dtype=x.dtype))
+
+
+def largest(x: Array, mask: Array) -> Max:
+  """Additive maximum over all unmasked elements."""
+  return Max(jnp.max(fill(x, mask, -jnp.inf), initial=-jnp.inf))
 
 
 def row_mean(x: Array, mask: Array) -> Array:

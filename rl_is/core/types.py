@@ -48,7 +48,7 @@ class Mean:
 
 @pytree
 class Max:
-  """A running maximum; "adding" two keeps the larger."""
+  """A running maximum; "adding" two keeps the larger; -inf: nothing was seen."""
 
   largest: Array
 
@@ -56,7 +56,8 @@ class Max:
     return Max(jnp.maximum(self.largest, other.largest))
 
   def value(self) -> Array:
-    return self.largest
+    """The maximum; NaN where nothing was seen (absent, never 0)."""
+    return jnp.where(self.largest == -jnp.inf, jnp.nan, self.largest)
 
 
 @pytree

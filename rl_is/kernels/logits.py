@@ -63,7 +63,9 @@ def kept_set(logits_V: Array, *, top_k: int, top_p: Array | float = 1.0):
   p_K = jnp.exp(values_K - _logsumexp(values_K))
   before_K = jnp.cumsum(p_K, axis=-1) - p_K
   # In float32 the mass may round up to 1 early; top_p = 1 drops nothing.
-  keep_K = ((before_K < top_p) | (top_p >= 1)) & (values_K > FLOOR)
+  first_K = jnp.arange(top_k) == 0
+  first_K = first_K.reshape((1,) * (values_K.ndim - 1) + (-1,))
+  keep_K = ((before_K < top_p) | (top_p >= 1) | first_K) & (values_K > FLOOR)
   return (jnp.where(keep_K, values_K, FLOOR),
           jnp.where(keep_K, ids_K, -1).astype(jnp.int32))
 

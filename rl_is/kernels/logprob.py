@@ -35,8 +35,8 @@ def token_logprob(
     hidden: [B, T, D] float.
     unembed: [D, V] float, V >= vocab_size.
     targets: [B, T] int in [0, vocab_size).
-    ids: [B, T, K] int, -1 marks an unused slot: the kept set of the sampler, or
-      the ids whose log-probs are wanted.
+    ids: [B, T, K] int, distinct, -1 marks an unused slot: the kept set of the
+      sampler, or the ids whose log-probs are wanted.
     support: "all" or "ids" (needs `ids`): what the softmax is over.
     temperature: > 0, may be traced.
     vocab_size: real entries; the rest of V is padding with probability 0.

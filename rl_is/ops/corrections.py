@@ -91,7 +91,7 @@ def mis(logp_num: Array, logp_behaviour: Array, mask: Array, *,
   Limits: if all is dropped the update has no signal, and is counted as such.
   """
   log_ratio, mask = _log_ratio("mis", logp_num, logp_behaviour, mask, level)
-  keep = mask & (log_ratio <= jnp.log(cap))
+  keep = mask & ~(log_ratio > jnp.log(cap))  # so written, a NaN is seen
   weight = ratios.ratio(masked.fill(log_ratio, keep), max_log_ratio)
   return Weights(masked.fill(weight, keep), keep, log_ratio)
 
@@ -126,6 +126,7 @@ def icepop(logp_num: Array, logp_behaviour: Array, mask: Array, *,
     dropped fraction may look healthy.
   """
   log_ratio, mask = _log_ratio("icepop", logp_num, logp_behaviour, mask, level)
-  keep = mask & (log_ratio >= jnp.log(low)) & (log_ratio <= jnp.log(high))
+  # So written, a NaN is kept and seen, not dropped in silence.
+  keep = mask & ~((log_ratio < jnp.log(low)) | (log_ratio > jnp.log(high)))
   weight = ratios.ratio(masked.fill(log_ratio, keep), max_log_ratio)
   return Weights(masked.fill(weight, keep), keep, log_ratio)

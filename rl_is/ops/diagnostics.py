@@ -94,9 +94,9 @@ def mismatch(logp: Array, logp_behaviour: Array, mask: Array
   return {
       "is/kl_k1": masked.mean(-l, mask),
       "is/kl_k3": masked.mean(jnp.expm1(clamped) - clamped, mask),
-      "is/log_ratio_max": Max(jnp.max(jnp.abs(l), initial=0.0)),
+      "is/log_ratio_max": masked.largest(jnp.abs(l), mask),
       "is/prob_diff_mean": masked.mean(prob_diff, mask),
-      "is/prob_diff_max": Max(jnp.max(masked.fill(prob_diff, mask), initial=0.)),
+      "is/prob_diff_max": masked.largest(prob_diff, mask),
       "is/moments": moments(l, mask),
       "is/sequence_moments": moments(jnp.sum(l, axis=1), mask.any(axis=1)),
       "is/frac_above_2": masked.mean(l > jnp.log(2.0), mask),

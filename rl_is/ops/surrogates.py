@@ -25,15 +25,25 @@ def _live(adv: Array, mask: Array, x: Array) -> Array:
   return mask & ((adv != 0) | jnp.isnan(x))
 
 
-def _ratio(fn, logp, logp_anchor, adv, mask, level, max_log_ratio):
-  """Checked inputs -> (r, l, A, mask), safe at every masked position."""
+def _inputs(fn, logp, logp_anchor, adv, mask, level):
+  """Checked inputs -> (l, A, mask), safe at every masked position."""
   checks.like(fn, dict(logp=logp), logp_anchor=logp_anchor, adv=adv)
   mask = checks.as_mask(fn, mask, jnp.shape(logp))
   adv = lax.stop_gradient(masked.fill(masked.wide(adv), mask))
   log_ratio = ratios.log_ratio(logp, logp_anchor, mask, level=level)
-  live = _live(adv, mask, log_ratio)
-  return (ratios.ratio(masked.fill(log_ratio, live), max_log_ratio),
-          log_ratio, adv, mask)
+  return log_ratio, adv, mask
+
+
+def _bounded(log_ratio, low, high, max_log_ratio):
+  """(r limited to [low, high], where low binds, where high binds).
+
+  At a bound the gradient passes whole. Beyond it the differentiated exp is not
+  given the token at all: it could overflow, and 0 * inf in the gradient is NaN.
+  """
+  r = ratios.ratio(lax.stop_gradient(log_ratio), max_log_ratio)
+  under, over = r < low, r > high
+  inside = ratios.ratio(masked.fill(log_ratio, ~(under | over)), max_log_ratio)
+  return jnp.where(over, high, jnp.where(under, low, inside)), under, over
 
 
 def _loss(loss, mask, log_ratio, **clips) -> TokenLoss:
@@ -114,13 +124,13 @@ def ppo_clip(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
     `dual_clip`); an empty mask gives zeros; bf16 log-probs alone move r by a
     per cent, more than GSPO's bounds.
   """
-  r, log_ratio, adv, mask = _ratio(
-      "ppo_clip", logp, logp_anchor, adv, mask, level, max_log_ratio)
-  high, low = 1 + eps_high, 1 - eps_low
-  used = jnp.where(adv > 0, masked.clamp(r, high=high),
-                   masked.clamp(r, low=low))
-  return _loss(-adv * used, mask, log_ratio,
-               clip_low=(adv < 0) & (r < low), clip_high=(adv > 0) & (r > high))
+  log_ratio, adv, mask = _inputs("ppo_clip", logp, logp_anchor, adv, mask, level)
+  l = masked.fill(log_ratio, _live(adv, mask, log_ratio))
+  # The bound that the sign of A makes active; the other is out of reach.
+  low = jnp.where(adv < 0, 1 - eps_low, 0)
+  high = jnp.where(adv > 0, 1 + eps_high, jnp.inf)
+  r, under, over = _bounded(l, low, high, max_log_ratio)
+  return _loss(-adv * r, mask, log_ratio, clip_low=under, clip_high=over)
 
 
 def dual_clip(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
@@ -155,14 +165,13 @@ def dual_clip(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
 
   Limits: beyond clip_c a negative token has no gradient at all.
   """
-  r, log_ratio, adv, mask = _ratio(
-      "dual_clip", logp, logp_anchor, adv, mask, level, max_log_ratio)
-  high, low = 1 + eps_high, 1 - eps_low
-  used = jnp.where(adv > 0, masked.clamp(r, high=high),
-                   masked.clamp(r, low, clip_c))
-  return _loss(-adv * used, mask, log_ratio,
-               clip_low=(adv < 0) & (r < low), clip_high=(adv > 0) & (r > high),
-               clip_dual=(adv < 0) & (r > clip_c))
+  log_ratio, adv, mask = _inputs("dual_clip", logp, logp_anchor, adv, mask, level)
+  l = masked.fill(log_ratio, _live(adv, mask, log_ratio))
+  low = jnp.where(adv < 0, 1 - eps_low, 0)
+  high = jnp.where(adv > 0, 1 + eps_high, clip_c)
+  r, under, over = _bounded(l, low, high, max_log_ratio)
+  return _loss(-adv * r, mask, log_ratio, clip_low=under,
+               clip_high=over & (adv > 0), clip_dual=over & (adv < 0))
 
 
 def cispo(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
@@ -198,11 +207,10 @@ def cispo(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
   Limits: every token keeps a gradient: nothing here stops drift, it only
     bounds a token's pull. logp = -inf with A != 0 gives inf.
   """
-  r, log_ratio, adv, mask = _ratio(
-      "cispo", logp, logp_anchor, adv, mask, level, max_log_ratio)
-  weight = lax.stop_gradient(masked.clamp(r, floor, cap))
+  log_ratio, adv, mask = _inputs("cispo", logp, logp_anchor, adv, mask, level)
+  l = masked.fill(log_ratio, _live(adv, mask, log_ratio))
+  weight, under, over = _bounded(l, floor, cap, max_log_ratio)
   logp = masked.wide(logp)
   logp = masked.fill(logp, _live(adv, mask, logp))
-  return _loss(-weight * adv * logp, mask, log_ratio,
-               clip_low=(adv != 0) & (r < floor),
-               clip_high=(adv != 0) & (r > cap))
+  return _loss(-lax.stop_gradient(weight) * adv * logp, mask, log_ratio,
+               clip_low=under & (adv != 0), clip_high=over & (adv != 0))

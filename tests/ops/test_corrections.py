@@ -308,3 +308,15 @@ def test_weight_curve(name, constants, want):
     return jnp.sum(w.weight * surrogates.pg(logp, adv, mask).loss)
   grad = draws.take(jax.jit(jax.grad(loss))(draws.put(l)), 8)
   np.testing.assert_allclose(grad / 2, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name,kwargs", [
+    ("tis", dict(cap=2.)), ("mis", dict(cap=2.)),
+    ("icepop", dict(low=.5, high=5.))])
+def test_an_unmasked_nan_is_seen(name, kwargs):
+  """Never dropped in silence: the weight is NaN, where it was."""
+  num = np.array([[-1., np.nan]], np.float32)
+  got = getattr(corrections, name)(num, num * 0 - 1, np.ones((1, 2), bool),
+                                   **kwargs)
+  assert got.keep.all()
+  np.testing.assert_array_equal(np.isnan(got.weight), [[False, True]])

@@ -232,6 +232,16 @@ def test_case_G07_bound_at_one_has_the_whole_gradient():
       np.testing.assert_array_equal(grad, [-3, 3])
 
 
+@pytest.mark.parametrize("name", ["ppo_clip", "dual_clip", "cispo"])
+def test_without_the_log_clamp_a_clipped_token_is_still_finite(name):
+  """l = 1000 overflows exp; what is clipped has value and no NaN gradient."""
+  a = 2. if name != "dual_clip" else -2.
+  loss, grad, _ = _tokens(name, [1000., 1000.], a, max_log_ratio=np.inf)
+  assert np.isfinite(loss).all() and np.isfinite(grad).all()
+  if name != "cispo":
+    np.testing.assert_array_equal(grad, 0)
+
+
 # Identities.
 
 
