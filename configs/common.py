@@ -44,6 +44,7 @@ def base() -> ConfigDict:
       objective=dict(
           preset="pg",
           **{name: placeholder(str) for name in CHOICES},
+          allow_double_counting=False,
           constants={name: placeholder(float) for name in CONSTANTS}),
       optimizer=dict(
           name="adamw", learning_rate=3e-4, warmup_updates=0, b1=0.9, b2=0.95,

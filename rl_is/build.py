@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import optax
+from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -143,6 +144,10 @@ def make_objective(config: ConfigDict, sampling: Sampling, corrections: Mapping
   spec = dataclasses.replace(preset.spec, **changes)
   objective = Objective(spec, config.train.updates_per_batch,
                         tuple(extra.items()))
+  inert = spec_lib.inert(spec, objective.updates_per_batch, extra)
+  if inert:
+    logging.warning("config.objective.constants: %s cannot act: %s",
+                    ", ".join(sorted(inert)), next(iter(inert.values())))
   # The one default that only the run knows: the longest answer it can sample.
   defaults = dict(dict(length=float(sampling.max_new_tokens)),
                   **preset.constants)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
+from absl import logging
 from ml_collections import ConfigDict
 
 from rl_is import build as build_lib
@@ -32,6 +33,7 @@ from rl_is.infra.checkpoint import Checkpoints, Saved
 from rl_is.learner import state as state_lib
 from rl_is.learner import step as step_lib
 from rl_is.learner.state import State
+from rl_is.objective import spec as spec_lib
 from rl_is.ops import diagnostics
 from rl_is.rollout import batching
 from rl_is.rollout.buffer import LagQueue
@@ -98,7 +100,7 @@ def run(config: ConfigDict, workdir: str, *,
     bar = stack.enter_context(progress.Steps(label, steps, done=start))
 
     # ---- The loop. ----------------------------------------------------------
-    row, reward_average = {}, math.nan
+    row, reward_average, idle = {}, math.nan, _Idle(config, parts)
     for n in range(start, steps):
       began = time.perf_counter()
       publisher.publish(n * U, state.params)
@@ -119,9 +121,43 @@ def run(config: ConfigDict, workdir: str, *,
       # rows behind the checkpoint, and none is missing before it.
       if _is_due(n + 1, config.checkpoint.every, steps):
         checkpoints.save(n + 1, _saved(state, ref, queue, config, n + 1))
+      idle.see(row)
       reward_average = _average(reward_average, row["reward/mean"])
       bar.update(n + 1, f"reward {reward_average:.3f}")
+    idle.warn()
     return Result(state.params, dict(row, step=steps))
+
+
+class _Idle:
+  """Finds constants that a user set and that never touched a token.
+
+  A sweep over such a constant is one run repeated: better said than drawn.
+  """
+
+  def __init__(self, config: ConfigDict, parts: Parts):
+    spec, extra = parts.objective.spec, dict(parts.objective.extra)
+    given = {k for k, v in config.objective.constants.items() if v is not None}
+    pieces = {spec.surrogate: ("clip/frac",)} | {
+        c.name: (f"{c.name}/changed_frac", f"{c.name}/masked_frac")
+        for c in spec.corrections}
+    self._watched = {name: pieces[piece] for (piece, kw), name in spec_lib.names(
+        spec, extra).items() if piece in pieces and kw not in spec_lib.SHARED
+        and given & {name, f"{piece}_{kw}"}}
+    self._acted = {name: 0.0 for name in self._watched}
+    self._seen = False
+
+  def see(self, row: Mapping[str, float]) -> None:
+    self._seen = True
+    for name, metrics in self._watched.items():
+      self._acted[name] += sum(np.nan_to_num(row.get(m, 0.0)) for m in metrics)
+
+  def warn(self) -> None:
+    never = sorted(name for name, acted in self._acted.items() if not acted)
+    if self._seen and never:
+      logging.warning(
+          "config.objective.constants: %s set, but acted on no token in the "
+          "steps of this call: other values may give the same run",
+          ", ".join(never))
 
 
 def _header(config: ConfigDict, parts: Parts, workdir: str) -> None:

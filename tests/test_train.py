@@ -232,6 +232,25 @@ def test_a_users_own_correction_runs(warm, tmp_path, one_device):
   assert metrics.read(str(tmp_path))[-1]["half/weight_mean"] == 0.5
 
 
+def test_a_constant_that_never_acted_is_said(warm, tmp_path, one_device, caplog):
+  """eps_low = 0.9 at lag 2 of a tiny run clips nothing; eps_high tiny does."""
+  config = tiny(warm, "lag=2", objective__preset="ppo", evaluate__prompts=0,
+                objective__constants__eps_low=0.9,
+                objective__constants__eps_high=50.0)
+  train.run(config, str(tmp_path / "a"), devices=one_device)
+  assert "eps_high, eps_low set, but acted on no token" in caplog.text
+  caplog.clear()
+  config = tiny(warm, "lag=2", objective__preset="tis", evaluate__prompts=0,
+                objective__constants__cap=0.5)
+  train.run(config, str(tmp_path / "b"), devices=one_device)
+  assert "acted on no token" not in caplog.text
+
+
+def test_an_inert_clip_is_said_at_start(warm, one_device, caplog):
+  build.build(tiny(warm, objective__preset="ppo_tis"), devices=one_device)
+  assert "eps_high, eps_low cannot act" in caplog.text
+
+
 def test_eight_devices_equal_one(warm, tmp_path, one_device):
   """Data-parallel over 8 forced devices: the same parameters, in norm."""
   changes = dict(evaluate__prompts=0, train__steps=2, optimizer__name="sgd",

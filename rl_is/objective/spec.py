@@ -41,6 +41,8 @@ class Spec:
   aggregation: str = "token_mean"
   denominator: str = "all"
   regularizer: str = "none"
+  # Says that a ratio counted twice is meant (some peers do count it twice).
+  allow_double_counting: bool = False
 
 
 Extra = Mapping[str, ops.Row]  # a user's own corrections, by name
@@ -92,7 +94,8 @@ def check(spec: Spec, extra: Extra = {}) -> None:
       c.name for c in spec.corrections).items() if k > 1]
   if repeated:
     raise ValueError(f"objective.corrections: {repeated[0]!r} stands twice")
-  _check_factors(spec, table)
+  if not spec.allow_double_counting:
+    _check_factors(spec, table)
 
 
 def factors(spec: Spec, table: Extra) -> list[tuple[str, str, str]]:
@@ -115,8 +118,27 @@ def _check_factors(spec: Spec, table: Extra) -> None:
         raise ValueError(
             f"objective: {seen[side, policy]} and {name} both have {policy} as "
             f"the {side} of their ratio: it would be counted twice "
-            f"({name} is {num}/{den})")
+            f"({name} is {num}/{den}); objective.allow_double_counting=true if "
+            "that is meant")
       seen[side, policy] = name
+
+
+def inert(spec: Spec, updates_per_batch: int, extra: Extra = {}
+          ) -> dict[str, str]:
+  """Constants that cannot act in this structure -> why.
+
+  With one update a batch the proximal policy is the current one: the ratio is
+  exactly 1 when the gradient is taken, so no bound on it ever binds.
+  """
+  surrogate = ops.SURROGATES[spec.surrogate]
+  ratio_is_one = spec.anchor == "current" or (
+      spec.anchor == "proximal" and updates_per_batch == 1)
+  if not (surrogate.has_factor and ratio_is_one):
+    return {}
+  why = (f"{spec.surrogate} is anchored on {spec.anchor!r} with "
+         f"{updates_per_batch} update(s) a batch, so its ratio is always 1")
+  return {name: why for (piece, kw), name in names(spec, extra).items()
+          if piece == spec.surrogate and kw not in SHARED}
 
 
 def _pieces(spec: Spec, extra: Extra) -> dict[str, Mapping[str, ops.Constant]]:

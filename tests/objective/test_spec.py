@@ -133,3 +133,19 @@ def test_malformed_corrections_are_refused(text):
 def test_a_users_own_correction_may_not_take_our_name():
   with pytest.raises(ValueError, match="tis"):
     spec_lib.corrections_table(dict(tis=ops.CORRECTIONS["tis"]))
+
+
+def test_double_counting_may_be_meant():
+  """Peers that do it are reproduced, when the config says so."""
+  spec_lib.check(Spec("ppo_clip", "behaviour", allow_double_counting=True,
+                      corrections=(Correction("tis"),)))
+
+
+@pytest.mark.parametrize("anchor,U,inert", [
+    ("proximal", 1, {"eps_low", "eps_high"}), ("proximal", 2, set()),
+    ("behaviour", 1, set()), ("current", 4, {"eps_low", "eps_high"})])
+def test_constants_that_cannot_act_are_known(anchor, U, inert):
+  found = spec_lib.inert(Spec("ppo_clip", anchor), U)
+  assert set(found) == inert
+  assert all(anchor in why for why in found.values())
+  assert not spec_lib.inert(Spec("pg"), 1)
