@@ -11,13 +11,24 @@ from ml_collections.config_dict import placeholder
 # Every constant that some objective takes; a test holds it to the tables of
 # rl_is.ops. Unset means the preset's.
 CONSTANTS = (
-    "cap", "cispo_cap", "clip_c", "entropy_coef", "eps_high", "eps_low", "floor",
-    "high", "kl_coef", "length", "low", "max_log_ratio", "mis_cap", "std_eps",
-    "tis_cap")
+    "aspo_cap", "bapo_high", "bapo_low", "beta", "cap", "cispo_cap",
+    "cispo_floor", "clip_c", "cov_high", "cov_low", "cov_penalty",
+    "cov_ratio", "delta", "delta_high", "delta_low", "dppo_kl_cap",
+    "dppo_tv_cap", "entropy_coef", "eps_high", "eps_low", "ewma_decay",
+    "floor", "geometric_mask_high", "geometric_mask_low", "high", "high_max",
+    "high_step", "icepop_high", "icepop_low", "k_neg", "k_pos", "kl_clamp",
+    "kl_coef", "kl_tau", "lambda_neg", "lambda_pos", "length", "log_high",
+    "log_low", "low", "low_max", "low_step", "lower", "m2po_tau", "max_kl",
+    "max_lag", "max_log_ratio", "mis_cap", "opmd_tau", "opsm_delta",
+    "ratio_mask_high", "ratio_mask_low", "std_eps", "target", "tau",
+    "tau_neg", "tau_pos", "tis_cap", "tis_floor", "token_veto_high",
+    "token_veto_low", "topr_cap", "two_sided_delta", "upper", "vaco_tv_high",
+    "vaco_tv_low")
 
 # What an objective is made of; unset means the preset's.
-CHOICES = ("surrogate", "anchor", "level", "corrections", "advantage",
-           "aggregation", "denominator", "regularizer")
+CHOICES = ("surrogate", "anchor", "level", "proximal", "corrections",
+           "advantage", "aggregation", "denominator", "regularizer", "kl_to",
+           "kl_weight", "options")
 
 
 def base() -> ConfigDict:

@@ -26,6 +26,7 @@ from rl_is.models import sampler
 from rl_is.models.config import TransformerConfig
 from rl_is.models.sampler import Sampling
 from rl_is.models.transformer import Model
+from rl_is.objective import constants as constants_lib
 from rl_is.objective import presets
 from rl_is.objective import spec as spec_lib
 from rl_is.objective.compose import Objective
@@ -141,10 +142,13 @@ def make_objective(config: ConfigDict, sampling: Sampling, corrections: Mapping
              if c[f.name] is not None}
   if "corrections" in changes:
     changes["corrections"] = spec_lib.parse_corrections(changes["corrections"])
+  if "options" in changes:
+    changes["options"] = spec_lib.parse_options(
+        [o for o in changes["options"].split(",") if o], "objective.options")
   spec = dataclasses.replace(preset.spec, **changes)
   objective = Objective(spec, config.train.updates_per_batch,
                         tuple(extra.items()))
-  inert = spec_lib.inert(spec, objective.updates_per_batch, extra)
+  inert = constants_lib.inert(spec, objective.updates_per_batch, extra)
   if inert:
     logging.warning("config.objective.constants: %s cannot act: %s",
                     ", ".join(sorted(inert)), next(iter(inert.values())))
@@ -152,7 +156,7 @@ def make_objective(config: ConfigDict, sampling: Sampling, corrections: Mapping
   defaults = dict(dict(length=float(sampling.max_new_tokens)),
                   **preset.constants)
   given = {k: v for k, v in c.constants.items() if v is not None}
-  return objective, spec_lib.resolve(spec, defaults, given, extra)
+  return objective, constants_lib.resolve(spec, defaults, given, extra)
 
 
 def _check_rollout(config: ConfigDict, objective: Objective, mesh: Mesh) -> None:
@@ -174,6 +178,13 @@ def _check_rollout(config: ConfigDict, objective: Objective, mesh: Mesh) -> None
                       r.batch_size // U)
   mesh_lib.check_rows(mesh, "config.warm_start.batch", config.warm_start.batch)
   LagQueue(r.lag, U)  # refuses a lag that U does not divide
+  missing = objective.inputs_needed & {"baseline", "value"}
+  if missing:
+    raise ValueError(f"config.objective: {objective.spec.advantage!r} needs "
+                     f"{sorted(missing)[0]}, which this loop does not record")
+  if objective.spec.advantage == "given":
+    raise ValueError("config.objective.advantage: 'given' is for losses in "
+                     "another trainer; this loop makes its own")
   if objective.needs_behaviour and not r.record_logp:
     raise ValueError(
         f"config.objective: {objective.spec.surrogate!r} on "
@@ -182,10 +193,15 @@ def _check_rollout(config: ConfigDict, objective: Objective, mesh: Mesh) -> None
         "log-probs; set config.rollout.record_logp=true")
 
 
+def with_ewma(parts: Parts) -> bool:
+  """Whether the learner's state has an average of its parameters."""
+  return parts.objective.spec.proximal == "ewma"
+
+
 def abstract_state(config: ConfigDict, parts: Parts) -> dict[str, Any]:
   """Shapes and placement of what a checkpoint of the run holds."""
   state = jax.eval_shape(
-      lambda key: state_lib.init(key, parts.model, parts.tx),
+      lambda key: state_lib.init(key, parts.model, parts.tx, with_ewma(parts)),
       rng.key(config.seed, "init"))
   tree = dict(learner=state)
   if parts.objective.needs_ref:

@@ -14,10 +14,12 @@ from rl_is.core import checks
 
 # Fields for which "none" means "not given": the preset's, the task's.
 _MAY_BE_UNSET = tuple(f"objective.{name}" for name in (
-    "constants.", "surrogate", "anchor", "level", "advantage", "aggregation",
-    "denominator")) + ("rollout.max_new_tokens",)
+    "constants.", "surrogate", "anchor", "level", "proximal", "advantage",
+    "aggregation", "denominator", "kl_to", "options")) + (
+        "rollout.max_new_tokens",)
 # There "none" is a choice of its own: no corrections, no regularizer.
-_NONE_IS_A_VALUE = ("objective.corrections", "objective.regularizer")
+_NONE_IS_A_VALUE = ("objective.corrections", "objective.regularizer",
+                    "objective.kl_weight")
 
 
 def apply(config: ConfigDict, path: str, value: Any) -> None:

@@ -33,7 +33,7 @@ from rl_is.infra.checkpoint import Checkpoints, Saved
 from rl_is.learner import state as state_lib
 from rl_is.learner import step as step_lib
 from rl_is.learner.state import State
-from rl_is.objective import spec as spec_lib
+from rl_is.objective import constants as constants_lib
 from rl_is.ops import diagnostics
 from rl_is.rollout import batching
 from rl_is.rollout.buffer import LagQueue
@@ -140,8 +140,8 @@ class _Idle:
     pieces = {spec.surrogate: ("clip/frac",)} | {
         c.name: (f"{c.name}/changed_frac", f"{c.name}/masked_frac")
         for c in spec.corrections}
-    self._watched = {name: pieces[piece] for (piece, kw), name in spec_lib.names(
-        spec, extra).items() if piece in pieces and kw not in spec_lib.SHARED
+    self._watched = {name: pieces[piece] for (piece, kw), name in constants_lib.names(
+        spec, extra).items() if piece in pieces and kw not in constants_lib.SHARED
         and given & {name, f"{piece}_{kw}"}}
     self._acted = {name: 0.0 for name in self._watched}
     self._seen = False
@@ -180,12 +180,14 @@ def _begin(config: ConfigDict, parts: Parts, workdir: str
   if config.warm_start.steps:
     params = warm_start.params(config, parts, workdir)
     # Not donated: the reference may be the same arrays.
-    state = jax.jit(state_lib.create, static_argnums=1,
-                    out_shardings=replicated)(params, parts.tx)
-  else:
-    state = jax.jit(state_lib.init, static_argnums=(1, 2),
+    state = jax.jit(state_lib.create, static_argnums=(1, 2),
                     out_shardings=replicated)(
-                        rng.key(config.seed, "init"), parts.model, parts.tx)
+                        params, parts.tx, build_lib.with_ewma(parts))
+  else:
+    state = jax.jit(state_lib.init, static_argnums=(1, 2, 3),
+                    out_shardings=replicated)(
+                        rng.key(config.seed, "init"), parts.model, parts.tx,
+                        build_lib.with_ewma(parts))
   ref = jax.tree.map(np.asarray, state.params)
   state = jax.tree.map(jax.numpy.copy, state)
   return state, jax.device_put(ref, replicated) if (
@@ -217,15 +219,18 @@ def _check_position(position: dict, config: ConfigDict, step: int) -> None:
 def _learn(state: State, ref: Params | None, batch: Batch, parts: Parts,
            config: ConfigDict, n: int) -> tuple[State, dict[str, float]]:
   """The U updates on one batch; metrics over all of them."""
+  version = n * config.train.updates_per_batch
+  batch = batch.replace(version_now=np.full(len(batch.reward), version, np.int32))
   placed = jax.device_put(batch, mesh_lib.rows(parts.mesh))
+  key = rng.key(config.seed, "learner", version)
   minibatches = step_lib.jit_prepare_batch(
-      state.params, ref, placed, parts.constants, objective=parts.objective,
-      model=parts.model)
+      state.params, ref, placed, parts.constants, key,
+      objective=parts.objective, model=parts.model)
   total = None
   for u, minibatch in enumerate(minibatches):
     state, metrics = step_lib.jit_train_step(
-        state, minibatch, parts.constants, objective=parts.objective,
-        model=parts.model, tx=parts.tx,
+        state, minibatch, parts.constants, jax.random.fold_in(key, u),
+        objective=parts.objective, model=parts.model, tx=parts.tx,
         warmup_updates=config.optimizer.warmup_updates)
     metrics = jax.device_get(metrics)
     _check_health(metrics, minibatch, n + 1, u)

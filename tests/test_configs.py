@@ -7,7 +7,7 @@ import pytest
 
 from configs import addition, common
 from rl_is import build, overrides
-from rl_is.objective import spec as spec_lib
+from rl_is.objective import constants as constants_lib
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIGS = sorted(p.stem for p in (ROOT / "configs").glob("*.py")
@@ -15,7 +15,7 @@ CONFIGS = sorted(p.stem for p in (ROOT / "configs").glob("*.py")
 
 
 def test_every_constant_of_the_tables_is_listed():
-  assert list(common.CONSTANTS) == spec_lib.all_constant_names()
+  assert list(common.CONSTANTS) == constants_lib.all_names()
 
 
 @pytest.mark.parametrize("name", CONFIGS)

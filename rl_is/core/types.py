@@ -137,7 +137,11 @@ class Batch:
   stop_token: Array | None = None  # [B] int32: EOS id; -1: the length limit
   logp_prox: Array | None = None  # [B, T] scored at the start of the update
   logp_ref: Array | None = None  # [B, T] scored by the KL reference
-  # Written by objective.prepare:
+  version_now: Array | None = None  # [B] int32: the learner's, at prepare
+  # What some advantages need, and this loop does not record:
+  baseline: Array | None = None  # [B] reward of a baseline answer
+  value: Array | None = None  # [B, T] of a critic, at the time of sampling
+  # Written by objective.prepare (`adv` is read with the advantage "given"):
   adv: Array | None = None  # [B, T]
   weight: Array | None = None  # [B, T] product of corrections without logp
   keep: Array | None = None  # [B, T] bool

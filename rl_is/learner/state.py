@@ -15,12 +15,18 @@ class State:
   params: Params
   opt_state: Any
   version: Array  # int32: optimizer updates done; skipped ones count too
+  # Average of the parameters, where the objective's proximal policy is one.
+  ewma: Params | None = None
 
 
-def create(params: Params, tx: optax.GradientTransformation) -> State:
-  return State(params, tx.init(params), jnp.zeros((), jnp.int32))
+def create(params: Params, tx: optax.GradientTransformation,
+           with_ewma: bool = False) -> State:
+  # A copy: the state is donated, and a buffer can be given away once.
+  ewma = jax.tree.map(jnp.copy, params) if with_ewma else None
+  return State(params, tx.init(params), jnp.zeros((), jnp.int32), ewma)
 
 
-def init(key: Array, model: Model, tx: optax.GradientTransformation) -> State:
+def init(key: Array, model: Model, tx: optax.GradientTransformation,
+         with_ewma: bool = False) -> State:
   """A fresh state; under jit with out_shardings it is born where it lives."""
-  return create(model.init(key), tx)
+  return create(model.init(key), tx, with_ewma)

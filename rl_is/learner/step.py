@@ -13,11 +13,12 @@ from rl_is.learner.state import State
 from rl_is.models import scoring
 from rl_is.models.transformer import Model
 from rl_is.objective.compose import Objective
+from rl_is.ops import ratios
 
 
 def prepare_batch(params: Params, ref_params: Params | None, batch: Batch,
-                  constants: dict[str, Array], *, objective: Objective,
-                  model: Model) -> list[Batch]:
+                  constants: dict[str, Array], key: Array | None = None, *,
+                  objective: Objective, model: Model) -> list[Batch]:
   """A batch as it was sampled -> its minibatches, ready for `train_step`.
 
   Scores what the objective needs under the parameters at the start of the
@@ -26,15 +27,15 @@ def prepare_batch(params: Params, ref_params: Params | None, batch: Batch,
   score = lambda p: scoring.score(
       p, batch, model=model, temperature=constants["temperature"]).logp
   scored = batch
-  if objective.needs_prox:
+  if objective.needs_prox and objective.spec.proximal == "start":
     scored = scored.replace(logp_prox=score(params))
   if objective.needs_ref:
     scored = scored.replace(logp_ref=score(ref_params))
-  return objective.minibatches(objective.prepare(scored, constants))
+  return objective.minibatches(objective.prepare(scored, constants, key))
 
 
-def train_step(state: State, minibatch: Batch, constants: dict[str, Array], *,
-               objective: Objective, model: Model,
+def train_step(state: State, minibatch: Batch, constants: dict[str, Array],
+               key: Array | None = None, *, objective: Objective, model: Model,
                tx: optax.GradientTransformation, warmup_updates: int = 0
                ) -> tuple[State, dict[str, Mean | Max]]:
   """Scores, differentiates, moves. Three cases leave the state's weights alone:
@@ -42,12 +43,14 @@ def train_step(state: State, minibatch: Batch, constants: dict[str, Array], *,
   a non-finite input (`first_bad` >= 0) or gradient: the host stops the run; and
   an update without signal, which is counted and still counts as a version.
   """
+  score = functools.partial(scoring.score, batch=minibatch, model=model,
+                            temperature=constants["temperature"])
+  if objective.spec.proximal == "ewma":  # it moves: scored at every update
+    minibatch = minibatch.replace(logp_prox=score(state.ewma).logp)
 
   def loss_fn(params):
-    outputs = scoring.score(
-        params, minibatch, model=model, temperature=constants["temperature"],
-        return_entropy=True)
-    loss, metrics = objective.loss(outputs, minibatch, constants)
+    outputs = score(params, return_entropy=True)
+    loss, metrics = objective.loss(outputs, minibatch, constants, key)
     return loss, (metrics, outputs.logp)
 
   (loss, (metrics, logp)), grads = jax.value_and_grad(
@@ -73,8 +76,12 @@ def train_step(state: State, minibatch: Batch, constants: dict[str, Array], *,
       "update/nonfinite": Max((~finite).astype(jnp.int32)),
       "update/first_bad": Max(bad),
   }
-  return State(keep(params, state.params), keep(opt_state, state.opt_state),
-               state.version + 1), metrics
+  params = keep(params, state.params)
+  ewma = state.ewma
+  if ewma is not None:
+    ewma = keep(ratios.ewma(ewma, params, constants["ewma_decay"]), ewma)
+  return State(params, keep(opt_state, state.opt_state), state.version + 1,
+               ewma), metrics
 
 
 # Shared by every run of the process: a second run of the same structure with

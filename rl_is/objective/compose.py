@@ -16,9 +16,10 @@ from jax import lax
 from rl_is import ops
 from rl_is.core import masked
 from rl_is.core.types import Array, Batch, Max, Mean, PolicyOutputs, Weights
+from rl_is.objective import constants as constants_lib
 from rl_is.objective import spec as spec_lib
 from rl_is.objective.spec import Correction, Spec
-from rl_is.ops import aggregate, diagnostics
+from rl_is.ops import aggregate, diagnostics, ratios, regularizers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,50 +36,59 @@ class Objective:
   # What the loop has to record or score for it.
 
   @property
+  def _policies(self) -> set[str]:
+    """The policies that some ratio of the objective needs."""
+    s = self.spec
+    table = spec_lib.corrections_table(dict(self.extra))
+    needed = {p for c in s.corrections if table[c.row].takes == "ratio"
+              for p in (c.num, c.den)}
+    if ops.SURROGATES[s.surrogate].has_factor:
+      needed.add(s.anchor)
+    if s.regularizer != "none":
+      needed |= {s.kl_weight} | ({"behaviour"} if s.kl_to == "behaviour" else
+                                 set())
+    if s.proximal == "log_linear" and "proximal" in needed:
+      needed.add("behaviour")
+    return needed
+
+  @property
   def needs_behaviour(self) -> bool:
-    anchored = ops.SURROGATES[self.spec.surrogate].has_factor
-    return bool(self.spec.corrections) or (
-        anchored and self.spec.anchor == "behaviour")
+    return "behaviour" in self._policies
 
   @property
   def needs_prox(self) -> bool:
-    anchored = ops.SURROGATES[self.spec.surrogate].has_factor
-    return (anchored and self.spec.anchor == "proximal") or any(
-        c.num == "proximal" for c in self.spec.corrections)
+    return "proximal" in self._policies
 
   @property
   def needs_ref(self) -> bool:
-    return self.spec.regularizer != "none"
+    return self.spec.regularizer != "none" and self.spec.kl_to == "reference"
 
   @property
   def is_grouped(self) -> bool:
     return ops.ADVANTAGES[self.spec.advantage].grouped
 
+  @property
+  def inputs_needed(self) -> set[str]:
+    """Fields of Batch, besides the usual ones, that some piece reads."""
+    rows = spec_lib.rows(self.spec, dict(self.extra)).values()
+    return {name for row in rows for name in row.inputs} - {"adv", "mask", "key"}
+
   def prepare(self, batch: Batch, constants: Mapping[str, Array],
               key: Array | None = None) -> Batch:
-    """Adds `adv`, `weight`, `keep`, `token_weight`; once per batch.
-
-    key: for pieces that draw; none of the present ones does.
-    """
-    del key
+    """Adds `adv`, `weight`, `keep`, `token_weight`; once per batch."""
     self._check_recorded(batch)
-    advantages = ops.ADVANTAGES[self.spec.advantage].fn(
-        batch.reward, batch.group,
-        **self._constants(f"advantage {self.spec.advantage}", constants))
-    mask = batch.mask & advantages.keep[:, None]
+    adv, mask = self._advantages(batch, constants, key)
+    batch = batch.replace(adv=adv, mask=mask)
     weight, keep = jnp.ones(mask.shape, jnp.float32), mask
     for c in self.spec.corrections:
-      if c.num == "proximal":
-        w = self._correct(c, batch.logp_prox, batch, mask, constants)
-        weight, keep = weight * w.weight, keep & w.keep
-    parts = lambda mask, counted: ops.AGGREGATIONS[self.spec.aggregation].fn(
-        mask, counted, **self._constants(self.spec.aggregation, constants))
+      if not spec_lib.reads_logp(self.spec, c):
+        weight, keep = self._chain(c, None, batch, weight, keep, constants)[:2]
+    parts = lambda m, counted: ops.AGGREGATIONS[self.spec.aggregation].fn(
+        m, counted, **self._kwargs(self.spec.aggregation, batch, constants))
     counted = keep if self.spec.denominator == "kept" else mask
     token_weight = {"policy": self._divide(parts(keep, counted)),
                     "regularizer": self._divide(parts(mask, mask))}
-    adv = jnp.broadcast_to(advantages.adv[:, None], mask.shape)
-    return batch.replace(adv=masked.fill(adv, mask), mask=mask, weight=weight,
-                         keep=keep, token_weight=token_weight)
+    return batch.replace(weight=weight, keep=keep, token_weight=token_weight)
 
   def minibatches(self, batch: Batch) -> list[Batch]:
     """The U minibatches of a prepared batch: contiguous blocks of rows."""
@@ -87,19 +97,23 @@ class Objective:
             for u in range(self.updates_per_batch)]
 
   def loss(self, outputs: PolicyOutputs, batch: Batch,
-           constants: Mapping[str, Array]
+           constants: Mapping[str, Array], key: Array | None = None
            ) -> tuple[Array, dict[str, Mean | Max]]:
     """The objective on rows of a prepared batch, and its metrics; additive."""
     logp, mask = outputs.logp, batch.mask
-    token = self._surrogate(logp, batch, constants)
+    if self.needs_prox and self.spec.proximal == "log_linear":
+      batch = batch.replace(logp_prox=_log_linear(logp, batch))
+    token = self._surrogate(logp, batch, constants, key)
     metrics = _clip_metrics(token.aux, mask)
     weight, keep = batch.weight, batch.keep
+    # A correction that was prepared is made again for its metrics alone.
+    seen_weight, seen_keep = jnp.ones_like(weight), mask
     for c in self.spec.corrections:
-      num = batch.logp_prox if c.num == "proximal" else logp
-      w = self._correct(c, num, batch, mask, constants)
+      seen_weight, seen_keep, w = self._chain(
+          c, logp, batch, seen_weight, seen_keep, constants)
       metrics |= diagnostics.correction(c.name, w, mask)
-      if c.num == "current":
-        weight, keep = weight * w.weight, keep & w.keep
+    if any(spec_lib.reads_logp(self.spec, c) for c in self.spec.corrections):
+      weight, keep = seen_weight, seen_keep
     policy = masked.fill(lax.stop_gradient(weight) * token.loss, keep)
     total = jnp.sum(batch.token_weight["policy"] * policy)
     regularizer, more = self._regularizer(outputs, batch, constants)
@@ -112,8 +126,9 @@ class Objective:
     """Whether an update on these rows can move anything: scalar bool."""
     live = (batch.adv != 0) & (batch.token_weight["policy"] != 0) & batch.keep
     regularized = constants["entropy_coef"] != 0
-    if self.needs_ref:
-      regularized |= constants["kl_coef"] != 0
+    if self.spec.regularizer != "none":
+      coef = self._names(self.spec.regularizer)["kl_coef"]
+      regularized |= constants[coef] != 0
     return live.any() | (regularized & batch.mask.any())
 
   def inputs(self, batch: Batch) -> list[Array]:
@@ -121,34 +136,84 @@ class Objective:
     recorded = (batch.logp_behaviour, batch.logp_prox, batch.logp_ref, batch.adv)
     return [x for x in recorded if x is not None]
 
+  # The pieces, each given its constants, options and inputs.
+
   def _check_recorded(self, batch: Batch) -> None:
-    for needed, name in ((self.needs_behaviour, "logp_behaviour"),
-                         (self.needs_prox, "logp_prox"),
-                         (self.needs_ref, "logp_ref")):
-      if needed and getattr(batch, name) is None:
+    scored = self.spec.proximal == "start"
+    table = spec_lib.corrections_table(dict(self.extra))
+    needed = {"logp_behaviour": self.needs_behaviour,
+              "logp_prox": self.needs_prox and scored,
+              "logp_ref": self.needs_ref,
+              "version": self.needs_prox and self.spec.proximal == "log_linear"}
+    needed |= {name: True for name in self.inputs_needed}
+    takes = {table[c.row].takes for c in self.spec.corrections}
+    if "version" in takes or needed["version"]:
+      needed |= {"version": True, "version_now": True}
+    if self.spec.advantage == "given":
+      needed["adv"] = True
+    for name, is_needed in needed.items():
+      if is_needed and getattr(batch, name) is None:
         raise ValueError(
-            f"objective: needs {name}, which the batch does not have (anchor "
-            f"{self.spec.anchor!r}, corrections "
+            f"objective: needs {name}, which the batch does not have (surrogate "
+            f"{self.spec.surrogate!r}, anchor {self.spec.anchor!r}, advantage "
+            f"{self.spec.advantage!r}, corrections "
             f"{[str(c) for c in self.spec.corrections]})")
 
-  def _constants(self, piece: str, constants) -> dict[str, Array]:
-    names = spec_lib.names(self.spec, dict(self.extra))
-    return {kw: constants[name] for (p, kw), name in names.items() if p == piece}
+  def _names(self, piece: str) -> dict[str, str]:
+    """The table's name of each of the piece's constants -> its name here."""
+    names = constants_lib.names(self.spec, dict(self.extra))
+    return {kw: name for (p, kw), name in names.items() if p == piece}
 
-  def _surrogate(self, logp, batch, constants):
+  def _kwargs(self, piece: str, batch: Batch, constants, options=None,
+              key=None) -> dict:
+    """What a piece is called with by keyword: numbers, choices, arrays."""
+    row = spec_lib.rows(self.spec, dict(self.extra))[piece]
+    kwargs = {row.constants[kw].keyword or kw: constants[name]
+              for kw, name in self._names(piece).items()}
+    chosen = dict(self.spec.options if options is None else options)
+    kwargs |= {name: chosen[name] for name in row.options if name in chosen}
+    for name in row.inputs:
+      kwargs[name] = key if name == "key" else getattr(batch, name)
+    return kwargs
+
+  def _advantages(self, batch: Batch, constants, key) -> tuple[Array, Array]:
+    """(adv [B, T], mask without the rows that cannot be scored)."""
+    name = self.spec.advantage
+    if name == "given":
+      return masked.fill(masked.wide(batch.adv), batch.mask), batch.mask
+    result = ops.ADVANTAGES[name].fn(batch.reward, batch.group, **self._kwargs(
+        f"adv_{name}", batch, constants, key=key))
+    mask = batch.mask & result.keep[:, None]
+    adv = result.adv if result.adv.ndim == 2 else jnp.broadcast_to(
+        result.adv[:, None], mask.shape)
+    return masked.fill(adv, mask), mask
+
+  def _surrogate(self, logp, batch, constants, key):
     name = self.spec.surrogate
-    row, kwargs = ops.SURROGATES[name], self._constants(name, constants)
+    row = ops.SURROGATES[name]
+    kwargs = self._kwargs(name, batch, constants, key=key)
     if not row.has_factor:
       return row.fn(logp, batch.adv, batch.mask, **kwargs)
-    anchor = {"behaviour": batch.logp_behaviour, "proximal": batch.logp_prox,
-              "current": lax.stop_gradient(logp)}[self.spec.anchor]
-    return row.fn(logp, anchor, batch.adv, batch.mask, level=self.spec.level,
-                  **kwargs)
+    return row.fn(logp, _policy(self.spec.anchor, logp, batch), batch.adv,
+                  batch.mask, level=self.spec.level, **kwargs)
 
-  def _correct(self, c: Correction, num, batch, mask, constants) -> Weights:
-    row = spec_lib.corrections_table(dict(self.extra))[c.name]
-    return row.fn(num, batch.logp_behaviour, mask, level=c.level,
-                  **self._constants(c.name, constants))
+  def _chain(self, c: Correction, logp, batch: Batch, weight, keep, constants
+             ) -> tuple[Array, Array, Weights]:
+    """One more correction on the product so far: (weight, keep, its own)."""
+    row = spec_lib.corrections_table(dict(self.extra))[c.row]
+    kwargs = self._kwargs(c.name, batch, constants, options=c.options)
+    if row.has_level:
+      kwargs["level"] = c.level
+    if row.takes == "weights":  # of everything before it in the chain
+      before = Weights(weight, keep, jnp.log(jnp.where(keep, weight, 1)))
+      w = row.fn(before, keep, **kwargs)
+      return w.weight, w.keep, w
+    if row.takes == "version":
+      num, den = batch.version, batch.version_now[:, None]
+    else:
+      num, den = (_policy(p, logp, batch) for p in (c.num, c.den))
+    w = row.fn(num, den, batch.mask, **kwargs)
+    return weight * w.weight, keep & w.keep, w
 
   def _divide(self, parts: aggregate.Parts) -> Array:
     """A token's weight over the denominator of its own minibatch."""
@@ -159,22 +224,48 @@ class Objective:
     return parts.weight / rows[:, None]
 
   def _regularizer(self, outputs, batch, constants):
-    """KL to the reference and entropy bonus, each over all of the mask."""
+    """KL and entropy bonus, each over all of the mask."""
     weight, mask = batch.token_weight["regularizer"], batch.mask
     total, metrics = jnp.zeros(()), {}
-    if self.needs_ref:
-      kwargs = self._constants(self.spec.regularizer, constants)
+    name = self.spec.regularizer
+    if name != "none":
+      kwargs = self._kwargs(name, batch, constants)
       coef = kwargs.pop("kl_coef")
-      kl = ops.REGULARIZERS[self.spec.regularizer].fn(
-          outputs.logp, batch.logp_ref, mask, **kwargs)
-      total += coef * jnp.sum(weight * kl)
-      metrics["kl_ref/" + self.spec.regularizer] = masked.mean(
+      to = (batch.logp_ref if self.spec.kl_to == "reference" else
+            batch.logp_behaviour)
+      kl = ops.REGULARIZERS[name].fn(outputs.logp, to, mask, **kwargs)
+      metrics[f"kl_{self.spec.kl_to}/{name}"] = masked.mean(
           lax.stop_gradient(kl), mask)
+      kl = self._weigh_kl(kl, outputs.logp, batch, constants)
+      total += coef * jnp.sum(weight * kl)
     if outputs.entropy is not None:
       entropy = masked.fill(outputs.entropy, mask)
       total -= constants["entropy_coef"] * jnp.sum(weight * entropy)
       metrics["policy/entropy"] = masked.mean(lax.stop_gradient(entropy), mask)
     return total, metrics
+
+  def _weigh_kl(self, kl, logp, batch, constants):
+    if self.spec.kl_weight == "none":
+      return kl
+    if self.spec.kl_weight == "score":
+      return regularizers.with_score(kl, logp, batch.mask)
+    return regularizers.importance_weighted(
+        kl, logp, _policy(self.spec.kl_weight, logp, batch), batch.mask,
+        max_log_ratio=constants.get("max_log_ratio", 20.0))
+
+
+def _policy(name: str, logp: Array | None, batch: Batch) -> Array | None:
+  """The log-probs of a policy by its name; detached."""
+  if name == "current":
+    return None if logp is None else lax.stop_gradient(logp)
+  return batch.logp_behaviour if name == "behaviour" else batch.logp_prox
+
+
+def _log_linear(logp: Array, batch: Batch) -> Array:
+  """A proximal policy between behaviour and current, by the token's age."""
+  alpha = ratios.behaviour_share(batch.version, batch.version_now[:, None])
+  return ratios.log_linear_anchor(
+      logp, batch.logp_behaviour, batch.mask, alpha=alpha)
 
 
 def _clip_metrics(aux: Mapping[str, Array], mask: Array) -> dict[str, Mean]:

@@ -1,7 +1,7 @@
 """The structure of an objective, checked before anything is traced. Floor 2.
 
 A `Spec` names one value of each axis; numbers are not in it. The constants that
-it takes follow from the rows of the tables in `ops`.
+it takes follow from the rows of the tables in `ops`; see `constants.py`.
 """
 
 import collections
@@ -12,21 +12,40 @@ from rl_is import ops
 from rl_is.core import checks
 
 DENOMINATORS = ("all", "kept")
-# One clamp for the whole objective: two would make two different ratios.
-SHARED = ("max_log_ratio",)
-ENTROPY_COEF = ops.Constant(0.0, closed=True, help="weight of the entropy bonus")
+# How `logp_prox` is made: scored at the start of the update on the batch; by an
+# exponential average of the parameters; or between behaviour and current, by
+# version. The last two move during the update.
+PROXIMALS = ("start", "ewma", "log_linear")
+KL_TO = ("reference", "behaviour")
+KL_WEIGHTS = ("none", "score", "behaviour", "proximal")
+
+Options = tuple[tuple[str, str], ...]  # static choices of a piece: (name, value)
+Extra = Mapping[str, ops.Row]  # a user's own corrections, by name
 
 
 @dataclasses.dataclass(frozen=True)
 class Correction:
-  """A row of `ops.CORRECTIONS` (or the user's own), and what it is given."""
+  """A row of `ops.CORRECTIONS` (or the user's own), and what it is given.
+
+  One that stands twice tells its places apart by `name@label`; constants are
+  then named after the whole of it.
+  """
 
   name: str
-  num: str = "proximal"  # numerator of its ratio; the denominator is behaviour
+  num: str = "proximal"  # the numerator of its ratio
   level: str = "token"
+  den: str = "behaviour"  # and the denominator
+  options: Options = ()
+
+  @property
+  def row(self) -> str:
+    """The name in the table."""
+    return self.name.partition("@")[0]
 
   def __str__(self) -> str:
-    return f"{self.name}:{self.num}:{self.level}"
+    ratio = self.num if self.den == "behaviour" else f"{self.num}/{self.den}"
+    return ":".join([self.name, ratio, self.level,
+                     *(f"{k}={v}" for k, v in self.options)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,16 +55,47 @@ class Spec:
   surrogate: str = "pg"
   anchor: str = "behaviour"
   level: str = "token"
+  proximal: str = "start"
   corrections: tuple[Correction, ...] = ()
   advantage: str = "grpo"
   aggregation: str = "token_mean"
   denominator: str = "all"
   regularizer: str = "none"
+  kl_to: str = "reference"
+  kl_weight: str = "none"
+  # Static choices of surrogate, advantage and aggregation.
+  options: Options = ()
   # Says that a ratio counted twice is meant (some peers do count it twice).
   allow_double_counting: bool = False
 
 
-Extra = Mapping[str, ops.Row]  # a user's own corrections, by name
+def parse_options(items: list[str], what: str) -> Options:
+  """["form=ratio"] -> (("form", "ratio"),)."""
+  pairs = [tuple(item.split("=")) for item in items]
+  if any(len(pair) != 2 or not all(pair) for pair in pairs):
+    raise ValueError(f"{what}: expected name=value, got {', '.join(items)!r}")
+  return tuple(pairs)
+
+
+def parse_corrections(text: str) -> tuple[Correction, ...]:
+  """"tis:current:token,icepop" -> Corrections; "none" or "" -> none.
+
+  Each is name[:numerator[/denominator][:level[:option=value]...]].
+  """
+  what = "objective.corrections"
+  if text.strip() in ("", "none"):
+    return ()
+  out = []
+  for item in text.split(","):
+    name, *rest = item.strip().split(":")
+    ratio, level = (rest + ["proximal", "token"][len(rest):])[:2]
+    num, slash, den = ratio.partition("/")
+    if not (name and num and level and (den or not slash)):
+      raise ValueError(f"{what}: expected name[:num[/den][:level[:option=value]]]"
+                       f", comma-separated, got {text!r}")
+    out.append(Correction(name, num, level, den or "behaviour",
+                          parse_options(rest[2:], what)))
+  return tuple(out)
 
 
 def corrections_table(extra: Extra) -> dict[str, ops.Row]:
@@ -56,46 +106,78 @@ def corrections_table(extra: Extra) -> dict[str, ops.Row]:
   return {**ops.CORRECTIONS, **extra}
 
 
-def parse_corrections(text: str) -> tuple[Correction, ...]:
-  """"tis:current:token,icepop" -> Corrections; "none" or "" -> none."""
-  if text.strip() in ("", "none"):
-    return ()
-  parts = [item.strip().split(":") for item in text.split(",")]
-  for item in parts:
-    if len(item) > 3 or not all(item):
-      raise ValueError("objective.corrections: expected name[:num[:level]], "
-                       f"comma-separated, got {text!r}")
-  return tuple(Correction(*item) for item in parts)
+def rows(spec: Spec, extra: Extra = {}) -> dict[str, ops.Row]:
+  """The chosen pieces by name, in the order of the axes."""
+  table = corrections_table(extra)
+  out = {spec.surrogate: ops.SURROGATES[spec.surrogate]}
+  out |= {c.name: table[c.row] for c in spec.corrections}
+  out |= {f"adv_{spec.advantage}": ops.ADVANTAGES[spec.advantage],
+          spec.aggregation: ops.AGGREGATIONS[spec.aggregation]}
+  if spec.regularizer != "none":
+    out[spec.regularizer] = ops.REGULARIZERS[spec.regularizer]
+  return out
 
 
 def check(spec: Spec, extra: Extra = {}) -> None:
   """Names exist and the factors telescope; else one line that says what not."""
-  checks.choice("objective.surrogate", spec.surrogate, ops.SURROGATES)
-  checks.choice("objective.anchor", spec.anchor, ops.ANCHORS)
-  checks.choice("objective.level", spec.level, ops.LEVELS)
-  checks.choice("objective.advantage", spec.advantage, ops.ADVANTAGES)
-  checks.choice("objective.aggregation", spec.aggregation, ops.AGGREGATIONS)
-  checks.choice("objective.denominator", spec.denominator, DENOMINATORS)
-  checks.choice("objective.regularizer", spec.regularizer,
-                ("none", *ops.REGULARIZERS))
+  for name, allowed in dict(
+      surrogate=ops.SURROGATES, anchor=ops.ANCHORS, level=ops.LEVELS,
+      proximal=PROXIMALS, advantage=ops.ADVANTAGES,
+      aggregation=ops.AGGREGATIONS, denominator=DENOMINATORS,
+      regularizer=("none", *ops.REGULARIZERS), kl_to=KL_TO,
+      kl_weight=KL_WEIGHTS).items():
+    checks.choice(f"objective.{name}", getattr(spec, name), allowed)
   table = corrections_table(extra)
   for c in spec.corrections:
-    checks.choice("objective.corrections", c.name, table)
-    checks.choice(f"objective.corrections: {c.name}: numerator", c.num,
-                  ("proximal", "current"))
-    checks.choice(f"objective.corrections: {c.name}: level", c.level,
-                  ops.LEVELS)
-    if spec.denominator == "kept" and c.num == "current":
-      raise ValueError(
-          f"objective.denominator='kept' needs masks that are known before the "
-          f"update, but {c} reads the current log-probs; use {c.name}:proximal "
-          "or denominator='all'")
+    _check_correction(spec, c, table)
   repeated = [n for n, k in collections.Counter(
       c.name for c in spec.corrections).items() if k > 1]
   if repeated:
-    raise ValueError(f"objective.corrections: {repeated[0]!r} stands twice")
+    raise ValueError(f"objective.corrections: {repeated[0]!r} stands twice; "
+                     f"write the second as {repeated[0]}@2")
+  _check_options(spec, extra)
   if not spec.allow_double_counting:
     _check_factors(spec, table)
+
+
+def reads_logp(spec: Spec, c: Correction) -> bool:
+  """It depends on the parameters being updated: it cannot be prepared."""
+  moving = spec.proximal != "start"
+  return "current" in (c.num, c.den) or (
+      moving and "proximal" in (c.num, c.den))
+
+
+def _check_correction(spec: Spec, c: Correction, table: Extra) -> None:
+  what = f"objective.corrections: {c.name}"
+  checks.choice("objective.corrections", c.row, table)
+  checks.choice(f"{what}: numerator", c.num, ("proximal", "current"))
+  checks.choice(f"{what}: denominator", c.den, ("behaviour", "proximal"))
+  checks.choice(f"{what}: level", c.level, ops.LEVELS)
+  if c.num == c.den:
+    raise ValueError(f"{what}: numerator and denominator are both {c.num}: its "
+                     "ratio is always 1")
+  if not table[c.row].has_level and c.level != "token":
+    raise ValueError(f"{what}: takes no level, got {c.level!r}")
+  for name, value in c.options:
+    checks.choice(f"{what}: option", name, table[c.row].options)
+    checks.choice(f"{what}: {name}", value, table[c.row].options[name])
+  if spec.denominator == "kept" and reads_logp(spec, c):
+    raise ValueError(
+        f"objective.denominator='kept' needs masks that are known before the "
+        f"update, but {c} reads the current log-probs; use {c.name}:proximal "
+        "or denominator='all'")
+
+
+def _check_options(spec: Spec, extra: Extra) -> None:
+  allowed = {}
+  for piece, row in rows(spec, extra).items():
+    if piece not in {c.name for c in spec.corrections}:
+      allowed |= row.options
+  for name, value in spec.options:
+    if name not in allowed:
+      raise ValueError(f"objective.options: {name!r} is no option of the chosen "
+                       f"pieces; they take {', '.join(sorted(allowed)) or 'none'}")
+    checks.choice(f"objective.options: {name}", value, allowed[name])
 
 
 def factors(spec: Spec, table: Extra) -> list[tuple[str, str, str]]:
@@ -103,8 +185,8 @@ def factors(spec: Spec, table: Extra) -> list[tuple[str, str, str]]:
   out = []
   if ops.SURROGATES[spec.surrogate].has_factor:
     out.append((spec.surrogate, "current", spec.anchor))
-  out += [(c.name, c.num, "behaviour") for c in spec.corrections
-          if table[c.name].has_factor]
+  out += [(c.name, c.num, c.den) for c in spec.corrections
+          if table[c.row].has_factor]
   return out
 
 
@@ -121,101 +203,3 @@ def _check_factors(spec: Spec, table: Extra) -> None:
             f"({name} is {num}/{den}); objective.allow_double_counting=true if "
             "that is meant")
       seen[side, policy] = name
-
-
-def inert(spec: Spec, updates_per_batch: int, extra: Extra = {}
-          ) -> dict[str, str]:
-  """Constants that cannot act in this structure -> why.
-
-  With one update a batch the proximal policy is the current one: the ratio is
-  exactly 1 when the gradient is taken, so no bound on it ever binds.
-  """
-  surrogate = ops.SURROGATES[spec.surrogate]
-  ratio_is_one = spec.anchor == "current" or (
-      spec.anchor == "proximal" and updates_per_batch == 1)
-  if not (surrogate.has_factor and ratio_is_one):
-    return {}
-  why = (f"{spec.surrogate} is anchored on {spec.anchor!r} with "
-         f"{updates_per_batch} update(s) a batch, so its ratio is always 1")
-  return {name: why for (piece, kw), name in names(spec, extra).items()
-          if piece == spec.surrogate and kw not in SHARED}
-
-
-def _pieces(spec: Spec, extra: Extra) -> dict[str, Mapping[str, ops.Constant]]:
-  """Piece name -> keyword -> Constant, in the order of the axes."""
-  table = corrections_table(extra)
-  rows = {spec.surrogate: ops.SURROGATES[spec.surrogate]}
-  rows |= {c.name: table[c.name] for c in spec.corrections}
-  rows |= {f"advantage {spec.advantage}": ops.ADVANTAGES[spec.advantage],
-           spec.aggregation: ops.AGGREGATIONS[spec.aggregation]}
-  if spec.regularizer != "none":
-    rows[spec.regularizer] = ops.REGULARIZERS[spec.regularizer]
-  out = {name: row.constants for name, row in rows.items()}
-  return {**out, "entropy": {"entropy_coef": ENTROPY_COEF}}
-
-
-def names(spec: Spec, extra: Extra = {}) -> dict[tuple[str, str], str]:
-  """(piece, keyword) -> the constant's name.
-
-  The name is the keyword; where two chosen pieces share one it is
-  `<piece>_<keyword>`. `max_log_ratio` is one number for all.
-  """
-  pieces = _pieces(spec, extra)
-  users = collections.Counter(
-      kw for row in pieces.values() for kw in row if kw not in SHARED)
-  return {(piece, kw): f"{piece}_{kw}" if users[kw] > 1 else kw
-          for piece, row in pieces.items() for kw in row}
-
-
-def constants(spec: Spec, extra: Extra = {}) -> dict[str, ops.Constant]:
-  """Every constant that this structure takes, by name."""
-  pieces = _pieces(spec, extra)
-  return {name: pieces[piece][kw]
-          for (piece, kw), name in names(spec, extra).items()}
-
-
-def resolve(spec: Spec, defaults: Mapping[str, float],
-            given: Mapping[str, float], extra: Extra = {}) -> dict[str, float]:
-  """The value of each constant: given, else the preset's, else the row's.
-
-  Raises:
-    ValueError: one that the pieces do not take (with those they do), one that
-      they take and nobody set, one outside its range.
-  """
-  takes = constants(spec, extra)
-  alias = {f"{piece}_{kw}": name
-           for (piece, kw), name in names(spec, extra).items()}
-  values = {name: row.default for name, row in takes.items()}
-  for source, is_given in ((defaults, False), (given, True)):
-    for name, value in source.items():
-      canonical = name if name in takes else alias.get(name)
-      if canonical is None and not is_given:
-        continue  # a preset's constant of a piece that the config replaced
-      if canonical is None:
-        raise ValueError(
-            f"objective.constants.{name}: not a constant of the chosen pieces; "
-            f"they take {', '.join(sorted(takes))}")
-      values[canonical] = value
-  missing = [name for name, value in values.items() if value is None]
-  if missing:
-    raise ValueError(f"objective.constants.{missing[0]}: needed by the chosen "
-                     "pieces and not set")
-  return {name: checks.in_range(
-      f"objective.constants.{name}", value, takes[name].low, takes[name].high,
-      takes[name].closed) for name, value in values.items()}
-
-
-def all_constant_names() -> list[str]:
-  """Every name that some structure of the tables uses: the config lists them."""
-  surrogates = [(n, kw) for n, r in ops.SURROGATES.items() for kw in r.constants]
-  corrections = [(n, kw) for n, r in ops.CORRECTIONS.items()
-                 for kw in r.constants]
-  rest = {kw for t in (ops.ADVANTAGES, ops.AGGREGATIONS, ops.REGULARIZERS)
-          for r in t.values() for kw in r.constants}
-  out = {kw for _, kw in surrogates + corrections} | rest | {"entropy_coef"}
-  by_surrogate = {kw for _, kw in surrogates}
-  per_correction = collections.Counter(kw for _, kw in corrections)
-  can_clash = {kw for kw, n in per_correction.items()
-               if (n > 1 or kw in by_surrogate) and kw not in SHARED}
-  out |= {f"{n}_{kw}" for n, kw in surrogates + corrections if kw in can_clash}
-  return sorted(out)

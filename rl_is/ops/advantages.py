@@ -6,16 +6,20 @@ reward means unscorable (the verifier abstained): that row gets advantage 0 and
 keep = False, and the group's statistics are over the others. A group whose
 rewards are all equal gives exactly 0: rewards are measured from the group's
 smallest one, so equal rewards are exact zeros before anything is averaged.
+One number a token: `token_advantages` and, with a value, `values`.
 """
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from rl_is.core import checks, masked
 from rl_is.core.types import Advantages, Array
 
+STDS = ("unbiased", "biased", "leave_one_out", "batch")
 
-def _centre(fn: str, reward: Array, group: Array):
+
+def centre(fn: str, reward: Array, group: Array):
   """(reward - group mean, count of the group, keep), all [B]."""
   checks.vector(fn, reward=reward, group=group)
   if not jnp.issubdtype(jnp.result_type(group), jnp.integer):
@@ -27,44 +31,90 @@ def _centre(fn: str, reward: Array, group: Array):
   smallest = jax.ops.segment_min(
       jnp.where(keep, reward, jnp.inf), group, size)[group]
   above = jnp.where(keep, reward - smallest, 0)
-  count = _group_sum(keep.astype(reward.dtype), group)
-  mean = _group_sum(above, group) / jnp.maximum(count, 1)
+  count = group_sum(keep.astype(reward.dtype), group)
+  mean = group_sum(above, group) / jnp.maximum(count, 1)
   return jnp.where(keep, above - mean, 0), count, keep
 
 
-def _group_sum(x: Array, group: Array) -> Array:
+def group_sum(x: Array, group: Array) -> Array:
   return jax.ops.segment_sum(x, group, x.shape[0])[group]
 
 
-def grpo(reward: Array, group: Array, *, std_eps: Array | float = 1e-6
-         ) -> Advantages:
-  """Reward minus group mean, over the group's standard deviation.
+def _group_var(centred: Array, group: Array, n: Array) -> Array:
+  return group_sum(jnp.square(centred), group) / jnp.maximum(n, 1)
 
-    A_i = (R_i - mean_G R) / (std_G R + std_eps),  std with n - 1
+
+def _over_std(x: Array, var: Array, std_eps) -> Array:
+  """x / (std + eps); 0 where the variance is 0."""
+  positive = var > 0
+  std = jnp.sqrt(jnp.where(positive, var, 1))
+  return jnp.where(positive, x / (std + std_eps), 0)
+
+
+def _leave_one_out(reward: Array, group: Array, keep: Array):
+  """(reward - mean of the group's others, variance of those with n - 1).
+
+  Two passes over the others of each row, not one over sums of squares: where
+  the others are equal the variance is exactly 0, however odd the row itself.
+  """
+  group, rows = jnp.asarray(group), jnp.arange(keep.shape[0])
+
+  def one(row):
+    i, own_group, own, kept = row
+    others = keep & (group == own_group) & (rows != i)
+    n = jnp.sum(others, dtype=reward.dtype)
+    smallest = jnp.min(jnp.where(others, reward, jnp.inf), initial=jnp.inf)
+    above = jnp.where(others, reward - smallest, 0)
+    mean = jnp.sum(above) / jnp.maximum(n, 1)
+    spread = jnp.square(jnp.where(others, above - mean, 0))
+    adv = jnp.where(kept & (n > 0), own - smallest - mean, 0)
+    return adv, jnp.sum(spread) / jnp.maximum(n - 1, 1)
+
+  return lax.map(one, (rows, group, reward, keep), batch_size=256)
+
+
+def grpo(reward: Array, group: Array, *, std_eps: Array | float = 1e-6,
+         std: str = "unbiased") -> Advantages:
+  """Reward minus group mean, over a standard deviation.
+
+    A_i = (R_i - mean_G R) / (std + std_eps)
+
+  std: "unbiased" (n - 1) or "biased" (n) of the group; "batch" (n - 1, of all
+  rewards); "leave_one_out": mean and std (n - 1) of the group's other rewards.
 
   **Source**: Shao et al., "DeepSeekMath" (GRPO), 2024,
     https://arxiv.org/abs/2402.03300, section 4.1.2.
   **Departs**: the paper does not say n or n - 1; n - 1 and 1e-6 as verl, Tunix,
-    SkyRL (TRL adds 1e-4). Two-pass variance. A group of one gives 0 (verl: R).
+    SkyRL (TRL adds 1e-4; NeMo-RL: leave_one_out, and where that std is 0 it
+    does not divide). Two-pass variance. A group of one gives 0 (verl: R).
 
   Args:
     reward: [B] float; NaN = unscorable.
     group: [B] int in [0, B).
     std_eps: >= 0; 0 is safe.
+    std: one of `STDS`.
 
   Returns:
     Advantages: adv [B] float32 or wider, keep [B] bool.
 
   Raises:
-    ValueError: on unequal lengths or a float `group`.
+    ValueError: on unequal lengths, a float `group`, an unknown `std`.
 
-  Limits: rare successes get large advantages; equal rewards exactly 0.
+  Limits: rare successes get large advantages; equal rewards exactly 0. With
+    "leave_one_out" nearly equal others give a row a very large one.
   """
-  centred, count, keep = _centre("grpo", reward, group)
-  var = _group_sum(jnp.square(centred), group) / jnp.maximum(count - 1, 1)
-  positive = var > 0
-  std = jnp.sqrt(jnp.where(positive, var, 1))
-  return Advantages(jnp.where(positive, centred / (std + std_eps), 0), keep)
+  checks.choice("grpo: std", std, STDS)
+  centred, count, keep = centre("grpo", reward, group)
+  if std == "leave_one_out":
+    adv, var = _leave_one_out(masked.wide(reward), group, keep)
+    scaled = _over_std(adv, var, std_eps)
+    return Advantages(jnp.where(var > 0, scaled, adv), keep)
+  if std == "batch":
+    every, n, _ = centre("grpo", reward, jnp.zeros_like(group))
+    var = _group_var(every, jnp.zeros_like(group), n - 1)
+  else:
+    var = _group_var(centred, group, count - (std == "unbiased"))
+  return Advantages(_over_std(centred, var, std_eps), keep)
 
 
 def dr_grpo(reward: Array, group: Array) -> Advantages:
@@ -88,7 +138,7 @@ def dr_grpo(reward: Array, group: Array) -> Advantages:
 
   Limits: the sample's own reward is in its baseline: biased by (G - 1) / G.
   """
-  centred, _, keep = _centre("dr_grpo", reward, group)
+  centred, _, keep = centre("dr_grpo", reward, group)
   return Advantages(centred, keep)
 
 
@@ -114,7 +164,7 @@ def rloo(reward: Array, group: Array) -> Advantages:
 
   Limits: unbiased on-policy.
   """
-  centred, count, keep = _centre("rloo", reward, group)
+  centred, count, keep = centre("rloo", reward, group)
   return Advantages(centred * count / jnp.maximum(count - 1, 1), keep)
 
 
@@ -142,3 +192,204 @@ def reward(reward: Array, group: Array) -> Advantages:
   checks.vector("reward", reward=reward, group=group)
   keep = ~jnp.isnan(reward)
   return Advantages(jnp.where(keep, masked.wide(reward), 0), keep)
+
+
+def remax(reward: Array, group: Array, baseline: Array) -> Advantages:
+  """Reward minus the reward of the greedy answer to the same prompt.
+
+    A_i = R_i - R(greedy)
+
+  **Source**: Li et al., "ReMax", 2023, https://arxiv.org/abs/2310.10505, eq. 4
+    (number unverified).
+  **Departs**: nothing.
+
+  Args:
+    reward: [B] float; NaN = unscorable.
+    group: [B] int in [0, B); not used.
+    baseline: [B] float, the greedy reward; NaN makes the row unscorable.
+
+  Returns:
+    Advantages: adv [B] float32 or wider, keep [B] bool.
+
+  Raises:
+    ValueError: on unequal lengths.
+
+  Limits: one more answer a prompt must be sampled.
+  """
+  checks.vector("remax", reward=reward, group=group, baseline=baseline)
+  keep = ~(jnp.isnan(reward) | jnp.isnan(baseline))
+  adv = masked.wide(reward) - masked.wide(baseline)
+  return Advantages(jnp.where(keep, adv, 0), keep)
+
+
+def _over_largest(x: Array, group: Array, keep: Array) -> Array:
+  """x over the group's largest: no product or sum of it can overflow."""
+  x = jnp.where(keep, x, 0)
+  largest = jax.ops.segment_max(x, group, x.shape[0])[group]
+  return x / jnp.where(largest > 0, largest, 1)
+
+
+def _weighted_centre(fn, reward, group, *factors) -> Advantages:
+  """Reward minus the group's mean under the product of factors >= 0."""
+  centred, count, keep = centre(fn, reward, group)
+  weight = 1
+  for factor in factors:
+    weight *= _over_largest(jnp.asarray(factor, centred.dtype), group, keep)
+  total = group_sum(weight, group)
+  share = jnp.where(total == 0, 1 / jnp.maximum(count, 1),
+                    weight / jnp.where(total == 0, 1, total))
+  shift = group_sum(share * centred, group)
+  return Advantages(jnp.where(keep, centred - shift, 0), keep)
+
+
+def opo(reward: Array, group: Array, length: Array) -> Advantages:
+  """Reward minus the group's mean weighted by the length of the answers.
+
+    A_i = R_i - sum_j |y_j| R_j / sum_j |y_j|
+
+  **Source**: Hao et al., "On-Policy RL with Optimal Reward Baseline", 2025,
+    https://arxiv.org/abs/2505.23585, eq. 7 (number unverified).
+  **Departs**: a group of one gives 0 (verl: R); lengths all 0: the plain mean.
+
+  Args:
+    reward: [B] float; NaN = unscorable.
+    group: [B] int in [0, B).
+    length: [B] float or int >= 0, tokens.
+
+  Returns:
+    Advantages: adv [B] float32 or wider, keep [B] bool.
+
+  Raises:
+    ValueError: on unequal lengths or a float `group`.
+
+  Limits: optimal if the squared gradient of a row grows with its length.
+  """
+  checks.vector("opo", reward=reward, group=group, length=length)
+  return _weighted_centre("opo", reward, group, length)
+
+
+def optimal_baseline(reward: Array, group: Array, weight: Array, grad_sq: Array
+                     ) -> Advantages:
+  """Reward minus the baseline of least variance for weighted samples.
+
+    A_i = R_i - b,  b = sum_j w_j^2 |g_j|^2 R_j / sum_j w_j^2 |g_j|^2
+
+  **Source**: "Stable Asynchrony" (VCPO), 2026, https://arxiv.org/abs/2602.17616
+    (eq. number unverified); on-policy Weaver and Tao, 2001.
+  **Departs**: over the group; a group of one gives 0; all zero: the plain mean.
+
+  Args:
+    reward: [B] float; NaN = unscorable.
+    group: [B] int in [0, B).
+    weight: [B] float >= 0, the importance weight of the sequence.
+    grad_sq: [B] float >= 0, squared norm of the sequence's score.
+
+  Returns:
+    Advantages: adv [B] float32 or wider, keep [B] bool.
+
+  Raises:
+    ValueError: on unequal lengths or a float `group`.
+
+  Limits: the row is in its own baseline: a bias of order 1 / G. With w = 1 and
+    |g|^2 = |y| it is `opo`.
+  """
+  checks.vector("optimal_baseline", reward=reward, group=group, weight=weight,
+                grad_sq=grad_sq)
+  return _weighted_centre("optimal_baseline", reward, group, weight, weight,
+                          grad_sq)
+
+
+def gpg(reward: Array, group: Array) -> Advantages:
+  """Reward minus group mean, scaled up by the share of rewards that are zero.
+
+    A_i = (B / #{j: R_j != 0}) (R_i - mean_G R)
+
+  **Source**: Chu et al., "GPG", 2025, https://arxiv.org/abs/2504.02546; the
+    factor as verl's code (the paper's leaves out groups without signal).
+  **Departs**: B counts scorable rows; a group of one gives 0 (verl: R).
+
+  Args:
+    reward: [B] float; NaN = unscorable.
+    group: [B] int in [0, B).
+
+  Returns:
+    Advantages: adv [B] float32 or wider, keep [B] bool.
+
+  Raises:
+    ValueError: on unequal lengths or a float `group`.
+
+  Limits: an offset of all rewards changes the factor; meant for rewards >= 0.
+  """
+  centred, _, keep = centre("gpg", reward, group)
+  nonzero = jnp.sum(keep & (jnp.asarray(reward) != 0), dtype=centred.dtype)
+  alpha = jnp.sum(keep, dtype=centred.dtype) / jnp.maximum(nonzero, 1)
+  return Advantages(alpha * centred, keep)
+
+
+def pass_at_k(reward: Array, group: Array, *, std: str = "none",
+              std_eps: Array | float = 1e-6) -> Advantages:
+  """The best of a group gets its lead over the second best, the others 0.
+
+    A_i = max(R_i - max_{j != i} R_j, 0) [/ (std_G R + std_eps)]
+
+  **Source**: verl's `grpo_passk`; an estimate of the gradient of E[max_G R],
+    after Chen et al., "Pass@k Training", 2025, https://arxiv.org/abs/2508.10751
+    (unverified).
+  **Departs**: a group of one gives 0 (verl refuses it).
+
+  Args:
+    reward: [B] float; NaN = unscorable.
+    group: [B] int in [0, B).
+    std: "none", or "unbiased" (n - 1; verl's default).
+    std_eps: >= 0; 0 is safe.
+
+  Returns:
+    Advantages: adv [B] float32 or wider, keep [B] bool.
+
+  Raises:
+    ValueError: on unequal lengths, a float `group`, an unknown `std`.
+
+  Limits: a tie for the best gives no signal; nothing is ever pushed down.
+  """
+  checks.choice("pass_at_k: std", std, ("none", "unbiased"))
+  centred, count, keep = centre("pass_at_k", reward, group)
+  biggest = lambda x: jax.ops.segment_max(x, group, keep.shape[0])[group]
+  top = biggest(jnp.where(keep, centred, -jnp.inf))
+  is_top = keep & (centred == top)
+  alone = (group_sum(is_top.astype(centred.dtype), group) == 1) & (count > 1)
+  second = biggest(jnp.where(keep & ~is_top, centred, -jnp.inf))
+  adv = jnp.where(is_top & alone, top - jnp.where(alone, second, 0), 0)
+  if std == "unbiased":
+    adv = _over_std(adv, _group_var(centred, group, count - 1), std_eps)
+  return Advantages(adv, keep)
+
+
+def max_rl(reward: Array, group: Array, *, mean_eps: Array | float = 1e-6
+           ) -> Advantages:
+  """Reward minus group mean, over the group's mean.
+
+    A_i = (R_i - mean_G R) / (mean_G R + mean_eps)
+
+  **Source**: Tajwar et al., "Maximum Likelihood Reinforcement Learning", 2026,
+    https://arxiv.org/abs/2602.02710 (eq. number unverified); eps as SkyRL.
+  **Departs**: a group of one gives 0 (SkyRL: R).
+
+  Args:
+    reward: [B] float, >= 0; NaN = unscorable.
+    group: [B] int in [0, B).
+    mean_eps: >= 0; 0 is safe for rewards >= 0.
+
+  Returns:
+    Advantages: adv [B] float32 or wider, keep [B] bool.
+
+  Raises:
+    ValueError: on unequal lengths or a float `group`.
+
+  Limits: for 0/1 rewards a success weighs 1/p; a negative mean turns the sign.
+  """
+  centred, count, keep = centre("max_rl", reward, group)
+  safe = jnp.where(keep, masked.wide(reward), 0)
+  mean = group_sum(safe, group) / jnp.maximum(count, 1)
+  live = (centred != 0) & (mean + mean_eps != 0)
+  return Advantages(jnp.where(
+      live, centred / jnp.where(live, mean + mean_eps, 1), 0), keep)

@@ -25,24 +25,26 @@ def _log_ratio(fn, logp_num, logp_behaviour, mask, level):
 
 
 def tis(logp_num: Array, logp_behaviour: Array, mask: Array, *,
-        cap: Array | float, level: str = "token",
+        cap: Array | float, floor: Array | float = 0.0, level: str = "token",
         max_log_ratio: Array | float = 20.0) -> Weights:
   """Truncated importance weight.
 
-    w = sg(min(num / behaviour, cap))
+    w = sg(min(max(num / behaviour, floor), cap))
 
   **Source**: Ionides, "Truncated Importance Sampling", 2008,
     https://doi.org/10.1198/106186008X320456; for LLM training Yao et al., "Your
     Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025,
     https://fengyao.notion.site/off-policy-rl (cap 2 and 8).
   **Departs**: the cap is a constant, not Ionides' sqrt(n). The whole weight is
-    made in log space; NeMo-RL turns an overflow into 0, we into `cap`.
+    made in log space; NeMo-RL turns an overflow into 0, we into `cap`. The
+    floor (NeMo-RL, slime, OpenRLHF, TRL, AReaL) is off by default.
 
   Args:
     logp_num: [B, T] float, nats; detached.
     logp_behaviour: [B, T] float, nats, as recorded by the sampler; detached.
     mask: [B, T] bool or 0/1.
     cap: > 0, absolute; inf is plain importance sampling.
+    floor: >= 0 and <= cap, absolute: smaller weights are raised to it; 0: off.
     level: see `ratios`.
     max_log_ratio: nats, > 0.
 
@@ -57,8 +59,9 @@ def tis(logp_num: Array, logp_behaviour: Array, mask: Array, *,
     drifts away, as no gradient is ever stopped.
   """
   log_ratio, mask = _log_ratio("tis", logp_num, logp_behaviour, mask, level)
-  capped = jnp.minimum(
-      masked.clamp(log_ratio, -max_log_ratio, max_log_ratio), jnp.log(cap))
+  floored = jnp.maximum(
+      masked.clamp(log_ratio, -max_log_ratio, max_log_ratio), jnp.log(floor))
+  capped = jnp.minimum(floored, jnp.log(cap))
   return Weights(masked.fill(jnp.exp(capped), mask), mask, log_ratio)
 
 

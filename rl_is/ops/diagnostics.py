@@ -2,8 +2,9 @@
 
 Inside jit everything is a `Mean` (totals and counts, possibly vectors) or a
 `Max`, so that microbatches, devices and hosts only add. `finish` turns the sums
-into numbers on the host: names that end in `moments` become a mean and an ESS,
-names that end in `_hist` become quantiles.
+into numbers on the host: a name that ends in `moments` becomes a mean and an
+ESS, in `_hist` quantiles, in `_band` the ends of a confidence band, in
+`_pearson` a correlation.
 
 Raw and effective weights are kept apart: statistics of a truncated weight hide
 the tail that one wants to see.
@@ -43,10 +44,31 @@ def moments(log_weight: Array, mask: Array) -> Mean:
   Limits: log weights are clamped to +-20 before exp; an ESS near 1 says that
     weights are even, not that they are right.
   """
-  log_weight = masked.fill(masked.wide(log_weight), mask)
-  w = masked.fill(jnp.exp(masked.clamp(log_weight, -_CLAMP, _CLAMP)), mask)
-  return Mean(jnp.stack([jnp.sum(w), jnp.sum(jnp.square(w))]),
-              jnp.sum(mask, dtype=w.dtype))
+  return _powers(_weight(masked.wide(log_weight), mask), mask)
+
+
+def _weight(log_weight: Array, mask: Array) -> Array:
+  return jnp.exp(masked.clamp(masked.fill(log_weight, mask), -_CLAMP, _CLAMP))
+
+
+def _powers(x: Array, mask: Array) -> Mean:
+  """Totals of x and x^2 over the unmasked elements."""
+  x = masked.fill(x, mask)
+  return Mean(jnp.stack([jnp.sum(x), jnp.sum(jnp.square(x))]),
+              jnp.sum(mask, dtype=x.dtype))
+
+
+def _pair(fn, logp, logp_behaviour, mask):
+  """Both log-probs and the mask: checked, detached, 0 off the mask."""
+  checks.like(fn, dict(logp=logp), logp_behaviour=logp_behaviour)
+  mask = checks.as_mask(fn, mask, jnp.shape(logp))
+  return (*(lax.stop_gradient(masked.fill(masked.wide(x), mask))
+            for x in (logp, logp_behaviour)), mask)
+
+
+def _prob(logp: Array) -> Array:
+  """e^logp; one above 0 is rounding, or no log-prob: it may not overflow."""
+  return jnp.exp(jnp.minimum(logp, 0))
 
 
 def ess(moments_: Mean) -> Array:
@@ -82,15 +104,10 @@ def mismatch(logp: Array, logp_behaviour: Array, mask: Array
 
   Limits: an empty mask gives counts of 0 (absent after `finish`).
   """
-  checks.like("mismatch", dict(logp=logp), logp_behaviour=logp_behaviour)
-  mask = checks.as_mask("mismatch", mask, jnp.shape(logp))
-  logp = lax.stop_gradient(masked.fill(masked.wide(logp), mask))
-  behaviour = lax.stop_gradient(masked.fill(masked.wide(logp_behaviour), mask))
+  logp, behaviour, mask = _pair("mismatch", logp, logp_behaviour, mask)
   l = logp - behaviour
   clamped = masked.clamp(l, -_CLAMP, _CLAMP)
-  # A log-prob above 0 is rounding, or no log-prob: its exp may not overflow.
-  prob = lambda x: jnp.exp(jnp.minimum(x, 0))
-  prob_diff = jnp.abs(prob(logp) - prob(behaviour))
+  prob_diff = jnp.abs(_prob(logp) - _prob(behaviour))
   return {
       "is/kl_k1": masked.mean(-l, mask),
       "is/kl_k3": masked.mean(jnp.expm1(clamped) - clamped, mask),
@@ -130,6 +147,147 @@ def correction(name: str, weights: Weights, mask: Array) -> dict[str, Mean]:
   }
 
 
+def divergence(logp: Array, logp_behaviour: Array, mask: Array
+               ) -> dict[str, Mean | Max]:
+  """More distances between the policy and the one that sampled.
+
+    js = (k3(logp - m) + k3(behaviour - m)) / 2,  k3(d) = e^d - 1 - d,
+      e^m = (e^logp + e^behaviour) / 2
+    chi2 = E[w^2] - 1;  ppl of a row = e^(-mean_t logp)
+
+  **Source**: js: NeMo-RL's `js_divergence_error`; the rest: verl's
+    `rollout_corr`, Tunix (Pearson).
+  **Departs**: rows without a token do not count (verl: as ppl 1, weight 1). Of
+    raw weights. Bands: normal, 1.96 standard errors of the mean weight.
+
+  Args:
+    logp, logp_behaviour: [B, T] float, nats.
+    mask: [B, T] bool or 0/1.
+
+  Returns:
+    `is/js`, `is/chi2`, `is/sequence_chi2`, `is/prob_pearson`,
+    `is/weight_mean_band`, `is/sequence_weight_mean_band` (of products over a
+    row), `is/ppl`, `is/ppl_behaviour`, `is/ppl_ratio` (policy / behaviour),
+    `is/log_ppl_diff`, `is/log_ppl_diff_abs`, `is/log_ppl_diff_max`. Detached.
+
+  Raises:
+    ValueError: on another shape or an integer dtype.
+
+  Limits: this js is not bounded by log 2; log weights are clamped to +-20, log
+    perplexities to +-40; a band is too narrow where the tail is unseen.
+  """
+  logp, behaviour, mask = _pair("divergence", logp, logp_behaviour, mask)
+  rows = mask.any(axis=1)
+  l, l_row = logp - behaviour, jnp.sum(logp - behaviour, axis=1)
+  middle = jnp.logaddexp(logp, behaviour) - jnp.log(2.0)
+  k3 = lambda d: jnp.expm1(d) - d
+  chi2 = lambda x, m: masked.mean(
+      jnp.expm1(2 * masked.clamp(x, -_CLAMP, _CLAMP)), m)
+  # Of w - 1, not w: near 1 their squares leave nothing for float32 to lose.
+  band = lambda x, m: _powers(
+      jnp.expm1(masked.clamp(masked.fill(x, m), -_CLAMP, _CLAMP)), m)
+  # 1 - p: the correlation is the same, and small where most tokens are.
+  x, y = (-jnp.expm1(jnp.minimum(p, 0)) for p in (logp, behaviour))
+  mean, mean_b = (masked.row_mean(p, mask)[:, 0] for p in (logp, behaviour))
+  ppl = lambda m: masked.mean(
+      jnp.exp(masked.clamp(-m, -2 * _CLAMP, 2 * _CLAMP)), rows)
+  gap = mean_b - mean
+  return {
+      "is/js": masked.mean(
+          0.5 * (k3(logp - middle) + k3(behaviour - middle)), mask),
+      "is/chi2": chi2(l, mask), "is/sequence_chi2": chi2(l_row, rows),
+      "is/prob_pearson": Mean(
+          jnp.stack([masked.total(v, mask)
+                     for v in (x, y, x * x, y * y, x * y)]),
+          jnp.sum(mask, dtype=x.dtype)),
+      "is/weight_mean_band": band(l, mask),
+      "is/sequence_weight_mean_band": band(l_row, rows),
+      "is/ppl": ppl(mean), "is/ppl_behaviour": ppl(mean_b),
+      "is/ppl_ratio": masked.mean(_weight(gap, rows), rows),
+      "is/log_ppl_diff": masked.mean(gap, rows),
+      "is/log_ppl_diff_abs": masked.mean(jnp.abs(gap), rows),
+      "is/log_ppl_diff_max": masked.largest(jnp.abs(gap), rows),
+  }
+
+
+def tail_mass(log_weight: Array, mask: Array, *, cap: Array | float) -> Mean:
+  """E[(w - cap)+]: what a truncation at `cap` would take away; raw weights."""
+  w = _weight(lax.stop_gradient(masked.wide(log_weight)), mask)
+  return masked.mean(w - jnp.minimum(w, cap), mask)
+
+
+def effective(name: str, weights: Weights, mask: Array) -> dict[str, Mean]:
+  """Moments of a correction's weights beside those of the raw ones.
+
+  `<name>/raw_moments`, `<name>/effective_moments`: an ESS each after `finish`.
+  A dropped token is an effective weight of 0, so it lowers the effective ESS.
+  """
+  return {f"{name}/raw_moments": moments(weights.log_ratio, mask),
+          f"{name}/effective_moments": _powers(weights.weight, mask)}
+
+
+def clipped(logp: Array, hit: Array, mask: Array) -> dict[str, Mean]:
+  """Which tokens a bound binds on: their mean log-prob and probability.
+
+  `hit`: [B, T] bool, from a TokenLoss (only where the bound changes the loss).
+  `clip/logp_mean`, `clip/prob_mean`; nothing clipped is absent, not 0.
+  """
+  mask = checks.as_mask("clipped", mask, jnp.shape(logp))
+  mask &= checks.as_mask("clipped", hit, jnp.shape(logp))
+  logp = lax.stop_gradient(masked.fill(masked.wide(logp), mask))
+  return {"clip/logp_mean": masked.mean(logp, mask),
+          "clip/prob_mean": masked.mean(_prob(logp), mask)}
+
+
+def by_sign(adv: Array) -> dict[str, Array]:
+  """Parts for `breakdown`: where the advantage is positive, and negative."""
+  return dict(positive=adv > 0, negative=adv < 0)
+
+
+def by_lag(version: Array, version_now: Array | int, *, bins: int = 4
+           ) -> dict[str, Array]:
+  """Parts for `breakdown`: lag 0, 1, ..., and `bins - 1` or more.
+
+  Args:
+    version: [B, T] int: updates behind the weights that drew the token.
+    version_now: updates behind the weights that are trained.
+    bins: how many parts, static.
+  """
+  lag = jnp.clip(version_now - version, 0, bins - 1)
+  return {f"lag{i}": lag == i for i in range(bins)}
+
+
+def breakdown(parts: dict[str, Array], logp: Array, logp_behaviour: Array,
+              mask: Array, hit: Array | None = None) -> dict[str, Mean]:
+  """KL, weights and clip fraction apart for each part of the tokens.
+
+  Args:
+    parts: name -> [B, T] bool, as `by_sign` and `by_lag` give them.
+    logp, logp_behaviour: [B, T] float, nats.
+    mask: [B, T] bool or 0/1.
+    hit: [B, T] bool or None: where a bound of the surrogate binds.
+
+  Returns:
+    `is/<part>_kl_k1`, `is/<part>_moments`, `is/<part>_token_frac` and with
+    `hit` `clip/<part>_frac` (of the part's tokens). Detached.
+
+  Raises:
+    ValueError: on another shape or an integer dtype.
+  """
+  logp, behaviour, mask = _pair("breakdown", logp, logp_behaviour, mask)
+  if hit is not None:
+    hit = checks.as_mask("breakdown", hit, jnp.shape(logp))
+  l, out = logp - behaviour, {}
+  for name, part in parts.items():
+    part = mask & checks.as_mask("breakdown", part, jnp.shape(logp))
+    out[f"is/{name}_kl_k1"] = masked.mean(-l, part)
+    out[f"is/{name}_moments"] = moments(l, part)
+    out[f"is/{name}_token_frac"] = masked.mean(part, mask)
+    if hit is not None:
+      out[f"clip/{name}_frac"] = masked.mean(hit, part)
+  return out
+
+
 def histogram(x: Array, mask: Array) -> Mean:
   """Counts of x in the fixed bins of the log ratio; adds, unlike quantiles."""
   bins = jnp.searchsorted(jnp.asarray(_EDGES, x.dtype), x.reshape(-1))
@@ -149,6 +307,24 @@ def quantiles(hist: Mean) -> dict[str, float]:
           for name, q in _QUANTILES.items()}
 
 
+def band(moments_: Mean) -> tuple[float, float]:
+  """Mean weight +- 1.96 standard errors, from moments of w - 1 (host)."""
+  (first, second), n = np.asarray(moments_.total, np.float64), moments_.count
+  if n < 2:
+    return float("nan"), float("nan")
+  mean = first / n
+  error = 1.96 * np.sqrt(max(second / n - mean**2, 0) / (n - 1))
+  return float(1 + mean - error), float(1 + mean + error)
+
+
+def pearson(sums: Mean) -> float:
+  """Correlation from the totals of x, y, x^2, y^2, xy; NaN without spread."""
+  n = np.asarray(sums.count, np.float64)
+  x, y, xx, yy, xy = np.asarray(sums.total, np.float64) / np.where(n, n, np.nan)
+  spread = (xx - x * x) * (yy - y * y)
+  return float((xy - x * y) / np.sqrt(spread)) if spread > 0 else float("nan")
+
+
 def finish(metrics: dict[str, Mean | Max]) -> dict[str, float]:
   """Additive metrics -> plain numbers, on the host; NaN means absent."""
   out = {}
@@ -160,6 +336,11 @@ def finish(metrics: dict[str, Mean | Max]) -> dict[str, float]:
     elif name.endswith("_hist"):
       stem = name.removesuffix("_hist")
       out.update({f"{stem}_{q}": v for q, v in quantiles(metric).items()})
+    elif name.endswith("_band"):  # is/weight_mean_band -> ..._low, ..._high
+      stem = name.removesuffix("_band")
+      out[f"{stem}_low"], out[f"{stem}_high"] = band(metric)
+    elif name.endswith("_pearson"):
+      out[name] = pearson(metric)
     else:
       out[name] = float(metric.value())
   return out

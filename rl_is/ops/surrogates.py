@@ -174,6 +174,49 @@ def dual_clip(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
                clip_high=over & (adv > 0), clip_dual=over & (adv < 0))
 
 
+def two_sided(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
+              eps_low: Array | float, eps_high: Array | float,
+              delta: Array | float, level: str = "token",
+              max_log_ratio: Array | float = 20.0) -> TokenLoss:
+  """PPO's clipped surrogate of a ratio capped for both signs, per token.
+
+    L_t = -min(min(r_t, delta) A_t, clip(r_t, 1 - eps_low, 1 + eps_high) A_t)
+        = -A_t min(r_t, 1 + eps_high, delta)                    for A_t > 0
+          -A_t clip(r_t, 1 - eps_low, max(1 + eps_high, delta)) for A_t < 0
+
+  **Source**: Prime Intellect, "INTELLECT-2", 2025,
+    https://arxiv.org/abs/2505.07291, section 3.4 (number unverified; delta 4).
+  **Departs**: nothing; TRL's `delta`. With delta >= 1 + eps_high it is
+    `dual_clip` with clip_c = delta; below that it also tightens A > 0.
+
+  Args:
+    logp: [B, T] float, nats.
+    logp_anchor: [B, T] float, nats.
+    adv: [B, T] float; detached.
+    mask: [B, T] bool or 0/1.
+    eps_low, eps_high: distances from 1, > 0.
+    delta: an absolute bound on r, > 0; above 1 + eps_high to be of use.
+    level: see `ratios`.
+    max_log_ratio: nats, > 0.
+
+  Returns:
+    TokenLoss as `dual_clip`: `clip_dual` is the bound on A < 0.
+
+  Raises:
+    ValueError: on another shape, an integer dtype, an unknown level.
+
+  Limits: beyond delta a negative token has no gradient at all.
+  """
+  log_ratio, adv, mask = _inputs("two_sided", logp, logp_anchor, adv, mask, level)
+  l = masked.fill(log_ratio, _live(adv, mask, log_ratio))
+  low = jnp.where(adv < 0, 1 - eps_low, 0)
+  high = jnp.where(adv > 0, jnp.minimum(1 + eps_high, delta),
+                   jnp.maximum(1 + eps_high, delta))
+  r, under, over = _bounded(l, low, high, max_log_ratio)
+  return _loss(-adv * r, mask, log_ratio, clip_low=under,
+               clip_high=over & (adv > 0), clip_dual=over & (adv < 0))
+
+
 def cispo(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
           cap: Array | float, floor: Array | float = 0.0, level: str = "token",
           max_log_ratio: Array | float = 20.0) -> TokenLoss:

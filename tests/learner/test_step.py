@@ -20,8 +20,8 @@ MODEL = Model(TransformerConfig(vocab_size=7, vocab_multiple=8, embed=8, layers=
 TX = optimizer.make("adamw")
 OBJECTIVE = Objective(Spec("pg", corrections=(Correction("tis", "current"),)))
 CONSTANTS = dict(learning_rate=1e-2, weight_decay=0.1, grad_clip=1.0,
-                 temperature=1.0, cap=2.0, max_log_ratio=20.0, std_eps=1e-6,
-                 entropy_coef=0.0)
+                 temperature=1.0, cap=2.0, floor=0.0, max_log_ratio=20.0,
+                 std_eps=1e-6, entropy_coef=0.0)
 
 
 def make_batch(reward=(1.0, 0.0, 0.0, 1.0)):

@@ -9,7 +9,7 @@ import pytest
 
 from rl_is import ops
 from rl_is.core.types import Batch, PolicyOutputs
-from rl_is.objective import presets, spec as spec_lib
+from rl_is.objective import constants as constants_lib, presets
 from rl_is.objective.compose import Objective
 from rl_is.objective.spec import Correction, Spec
 from rl_is.ops import diagnostics
@@ -31,8 +31,8 @@ def make_batch(seed=0):
 
 def constants_of(spec, **given):
   preset_like = dict(eps_low=0.2, eps_high=0.3, cap=2.0, length=5.0)
-  takes = spec_lib.constants(spec)
-  return spec_lib.resolve(
+  takes = constants_lib.taken(spec)
+  return constants_lib.resolve(
       spec, {k: v for k, v in preset_like.items() if k in takes}, given)
 
 
@@ -263,7 +263,7 @@ def test_a_users_own_correction():
                    extra=(("half", row),))
   logp, batch = make_batch()
   (_, grad, _), = loss_and_grad(plain, logp, batch, constants_of(plain.spec))
-  values = spec_lib.resolve(mine.spec, {}, {}, dict(half=row))
+  values = constants_lib.resolve(mine.spec, {}, {}, dict(half=row))
   (_, grad_2, metrics), = loss_and_grad(mine, logp, batch, values)
   np.testing.assert_allclose(grad_2, grad / 2, rtol=1e-6)
   assert "half/weight_mean" in metrics

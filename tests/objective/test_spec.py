@@ -5,7 +5,8 @@ import math
 import pytest
 
 from rl_is import ops
-from rl_is.objective import presets, spec as spec_lib
+from rl_is.objective import constants as constants_lib, presets
+from rl_is.objective import spec as spec_lib
 from rl_is.objective.compose import Objective
 from rl_is.objective.spec import Correction, Spec
 
@@ -15,9 +16,9 @@ def test_every_preset_is_whole(name):
   """It checks, and each of its constants is taken and in range."""
   preset = presets.get(name)
   Objective(preset.spec)
-  takes = spec_lib.constants(preset.spec)
+  takes = constants_lib.taken(preset.spec)
   assert set(preset.constants) <= set(takes)
-  values = spec_lib.resolve(preset.spec, dict(preset.constants), {}
+  values = constants_lib.resolve(preset.spec, dict(preset.constants), {}
                             if "length" not in takes else dict(length=4.0))
   assert set(values) == set(takes) and preset.source
 
@@ -80,22 +81,22 @@ def test_a_correction_stands_once():
 
 def test_a_shared_keyword_is_told_apart():
   spec = Spec("cispo", "proximal", corrections=(Correction("tis"),))
-  takes = spec_lib.constants(spec)
-  assert {"cispo_cap", "tis_cap", "floor"} <= set(takes) and "cap" not in takes
-  values = spec_lib.resolve(spec, {}, dict(cispo_cap=5.0, tis_cap=3.0))
+  takes = constants_lib.taken(spec)
+  assert {"cispo_cap", "tis_cap", "tis_floor"} <= set(takes) and "cap" not in takes
+  values = constants_lib.resolve(spec, {}, dict(cispo_cap=5.0, tis_cap=3.0))
   assert values["cispo_cap"] == 5 and values["tis_cap"] == 3
   with pytest.raises(ValueError, match="tis_cap"):
-    spec_lib.resolve(spec, {}, dict(cap=2.0))
+    constants_lib.resolve(spec, {}, dict(cap=2.0))
 
 
 def test_the_long_name_always_works():
   spec = Spec("pg", corrections=(Correction("tis", "current"),))
-  assert spec_lib.resolve(spec, {}, dict(tis_cap=3.0))["cap"] == 3
+  assert constants_lib.resolve(spec, {}, dict(tis_cap=3.0))["cap"] == 3
 
 
 def test_a_constant_nobody_takes_is_refused_with_those_they_do():
   with pytest.raises(ValueError) as error:
-    spec_lib.resolve(presets.get("pg").spec, {}, dict(eps_high=0.2))
+    constants_lib.resolve(presets.get("pg").spec, {}, dict(eps_high=0.2))
   assert "eps_high" in str(error.value) and "entropy_coef" in str(error.value)
 
 
@@ -107,12 +108,12 @@ def test_values_out_of_range_are_refused_by_name(name, value):
   """Cases A11 (c <= 1), G07 (eps = 0) and G01 among them."""
   preset = presets.get("ppo_dual")
   with pytest.raises(ValueError, match=name):
-    spec_lib.resolve(preset.spec, preset.constants, {name: value})
+    constants_lib.resolve(preset.spec, preset.constants, {name: value})
 
 
 def test_a_constant_without_a_value_is_named():
   with pytest.raises(ValueError, match="eps_low|eps_high"):
-    spec_lib.resolve(Spec("ppo_clip"), {}, {})
+    constants_lib.resolve(Spec("ppo_clip"), {}, {})
 
 
 @pytest.mark.parametrize("text,expected", [
@@ -145,7 +146,7 @@ def test_double_counting_may_be_meant():
     ("proximal", 1, {"eps_low", "eps_high"}), ("proximal", 2, set()),
     ("behaviour", 1, set()), ("current", 4, {"eps_low", "eps_high"})])
 def test_constants_that_cannot_act_are_known(anchor, U, inert):
-  found = spec_lib.inert(Spec("ppo_clip", anchor), U)
+  found = constants_lib.inert(Spec("ppo_clip", anchor), U)
   assert set(found) == inert
   assert all(anchor in why for why in found.values())
-  assert not spec_lib.inert(Spec("pg"), 1)
+  assert not constants_lib.inert(Spec("pg"), 1)
