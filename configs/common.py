@@ -13,21 +13,21 @@ from ml_collections.config_dict import placeholder
 CONSTANTS = (
     "aspo_cap", "bapo_high", "bapo_low", "beta", "cap", "cispo_cap",
     "cispo_floor", "clip_c", "cov_high", "cov_low", "cov_penalty",
-    "cov_ratio", "delta", "delta_high", "delta_low", "dppo_kl_cap",
+    "cov_ratio", "ddof", "delta", "delta_high", "delta_low", "dppo_kl_cap",
     "dppo_tv_cap", "entropy_coef", "eps_high", "eps_low", "ewma_decay",
-    "floor", "geometric_mask_high", "geometric_mask_low", "high", "high_max",
-    "high_step", "icepop_high", "icepop_low", "k_neg", "k_pos", "kl_clamp",
-    "kl_coef", "kl_tau", "lambda_neg", "lambda_pos", "length", "log_high",
-    "log_low", "low", "low_max", "low_step", "lower", "m2po_tau", "max_kl",
-    "max_lag", "max_log_ratio", "mis_cap", "opmd_tau", "opsm_delta",
-    "ratio_mask_high", "ratio_mask_low", "std_eps", "target", "tau",
-    "tau_neg", "tau_pos", "tis_cap", "tis_floor", "token_veto_high",
-    "token_veto_low", "topr_cap", "two_sided_delta", "upper", "vaco_tv_high",
-    "vaco_tv_low")
+    "floor", "gamma", "geometric_mask_high", "geometric_mask_low", "high",
+    "high_max", "high_step", "icepop_high", "icepop_low", "k_neg", "k_pos",
+    "kl_clamp", "kl_coef", "kl_tau", "lambda_neg", "lambda_pos", "length",
+    "log_high", "log_low", "low", "low_max", "low_step", "lower", "m2po_tau",
+    "max_kl", "max_lag", "max_log_ratio", "mean_eps", "mis_cap", "opmd_tau",
+    "opsm_delta", "ratio_mask_high", "ratio_mask_low", "std_eps", "target",
+    "tau", "tau_neg", "tau_pos", "tis_cap", "tis_floor", "token_veto_high",
+    "token_veto_low", "topr_cap", "trace_cap", "two_sided_delta", "upper",
+    "vaco_tv_high", "vaco_tv_low", "var_eps")
 
 # What an objective is made of; unset means the preset's.
 CHOICES = ("surrogate", "anchor", "level", "proximal", "corrections",
-           "advantage", "aggregation", "denominator", "regularizer", "kl_to",
+           "advantage", "advantage_norm", "aggregation", "denominator", "regularizer", "kl_to",
            "kl_weight", "options")
 
 
@@ -60,7 +60,8 @@ def base() -> ConfigDict:
       optimizer=dict(
           name="adamw", learning_rate=3e-4, warmup_updates=0, b1=0.9, b2=0.95,
           eps=1e-8, weight_decay=0.0, grad_clip=1.0),
-      train=dict(steps=300, updates_per_batch=1),
+      # full_diagnostics: also by sign of advantage and by lag, JSD, chi-square...
+      train=dict(steps=300, updates_per_batch=1, full_diagnostics=True),
       # Supervised, before step 1: until the chance that a sampled answer to a
       # held-out prompt is right reaches `target`, or for `steps`.
       warm_start=dict(steps=600, batch=128, learning_rate=3e-3, target=0.4,

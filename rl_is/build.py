@@ -147,7 +147,7 @@ def make_objective(config: ConfigDict, sampling: Sampling, corrections: Mapping
         [o for o in changes["options"].split(",") if o], "objective.options")
   spec = dataclasses.replace(preset.spec, **changes)
   objective = Objective(spec, config.train.updates_per_batch,
-                        tuple(extra.items()))
+                        tuple(extra.items()), config.train.full_diagnostics)
   inert = constants_lib.inert(spec, objective.updates_per_batch, extra)
   if inert:
     logging.warning("config.objective.constants: %s cannot act: %s",

@@ -20,6 +20,7 @@ from rl_is.objective import constants as constants_lib
 from rl_is.objective import spec as spec_lib
 from rl_is.objective.spec import Correction, Spec
 from rl_is.ops import aggregate, diagnostics, ratios, regularizers
+from rl_is.ops import token_advantages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Objective:
   spec: Spec
   updates_per_batch: int = 1  # U: minibatches, one optimizer update each
   extra: tuple[tuple[str, ops.Row], ...] = ()  # a user's own corrections
+  full_diagnostics: bool = True
 
   def __post_init__(self):
     spec_lib.check(self.spec, dict(self.extra))
@@ -71,7 +73,8 @@ class Objective:
   def inputs_needed(self) -> set[str]:
     """Fields of Batch, besides the usual ones, that some piece reads."""
     rows = spec_lib.rows(self.spec, dict(self.extra)).values()
-    return {name for row in rows for name in row.inputs} - {"adv", "mask", "key"}
+    return {name for row in rows for name in row.inputs} - {
+        "adv", "mask", "key", "length"}
 
   def prepare(self, batch: Batch, constants: Mapping[str, Array],
               key: Array | None = None) -> Batch:
@@ -112,6 +115,8 @@ class Objective:
       seen_weight, seen_keep, w = self._chain(
           c, logp, batch, seen_weight, seen_keep, constants)
       metrics |= diagnostics.correction(c.name, w, mask)
+      if self.full_diagnostics:
+        metrics |= diagnostics.effective(c.name, w, mask)
     if any(spec_lib.reads_logp(self.spec, c) for c in self.spec.corrections):
       weight, keep = seen_weight, seen_keep
     policy = masked.fill(lax.stop_gradient(weight) * token.loss, keep)
@@ -119,6 +124,8 @@ class Objective:
     regularizer, more = self._regularizer(outputs, batch, constants)
     if batch.logp_behaviour is not None:
       metrics |= diagnostics.mismatch(logp, batch.logp_behaviour, mask)
+      if self.full_diagnostics:
+        metrics |= _breakdown(logp, batch, token.aux)
     metrics["policy/logp"] = masked.mean(lax.stop_gradient(logp), mask)
     return total + regularizer, metrics | more
 
@@ -173,7 +180,7 @@ class Objective:
     chosen = dict(self.spec.options if options is None else options)
     kwargs |= {name: chosen[name] for name in row.options if name in chosen}
     for name in row.inputs:
-      kwargs[name] = key if name == "key" else getattr(batch, name)
+      kwargs[name] = _input(name, batch, key)
     return kwargs
 
   def _advantages(self, batch: Batch, constants, key) -> tuple[Array, Array]:
@@ -184,6 +191,9 @@ class Objective:
     result = ops.ADVANTAGES[name].fn(batch.reward, batch.group, **self._kwargs(
         f"adv_{name}", batch, constants, key=key))
     mask = batch.mask & result.keep[:, None]
+    if self.spec.advantage_norm != "none":
+      result = token_advantages.batch_norm(
+          result, mask if self.spec.advantage_norm == "tokens" else None)
     adv = result.adv if result.adv.ndim == 2 else jnp.broadcast_to(
         result.adv[:, None], mask.shape)
     return masked.fill(adv, mask), mask
@@ -231,12 +241,15 @@ class Objective:
     if name != "none":
       kwargs = self._kwargs(name, batch, constants)
       coef = kwargs.pop("kl_coef")
+      # A weighed estimate is limited as a product, as NeMo-RL and slime do.
+      limit = {} if self.spec.kl_weight == "none" else dict(
+          max_kl=kwargs.pop("max_kl"))
       to = (batch.logp_ref if self.spec.kl_to == "reference" else
             batch.logp_behaviour)
       kl = ops.REGULARIZERS[name].fn(outputs.logp, to, mask, **kwargs)
       metrics[f"kl_{self.spec.kl_to}/{name}"] = masked.mean(
           lax.stop_gradient(kl), mask)
-      kl = self._weigh_kl(kl, outputs.logp, batch, constants)
+      kl = self._weigh_kl(kl, outputs.logp, batch, constants, limit)
       total += coef * jnp.sum(weight * kl)
     if outputs.entropy is not None:
       entropy = masked.fill(outputs.entropy, mask)
@@ -244,14 +257,23 @@ class Objective:
       metrics["policy/entropy"] = masked.mean(lax.stop_gradient(entropy), mask)
     return total, metrics
 
-  def _weigh_kl(self, kl, logp, batch, constants):
+  def _weigh_kl(self, kl, logp, batch, constants, limit):
     if self.spec.kl_weight == "none":
       return kl
     if self.spec.kl_weight == "score":
-      return regularizers.with_score(kl, logp, batch.mask)
+      return regularizers.with_score(kl, logp, batch.mask, **limit)
     return regularizers.importance_weighted(
         kl, logp, _policy(self.spec.kl_weight, logp, batch), batch.mask,
-        max_log_ratio=constants.get("max_log_ratio", 20.0))
+        max_log_ratio=constants.get("max_log_ratio", 20.0), **limit)
+
+
+def _input(name: str, batch: Batch, key: Array | None) -> Array | None:
+  """An array that a piece reads besides its usual ones."""
+  if name == "key":
+    return key
+  if name == "length":
+    return jnp.sum(batch.mask, axis=1, dtype=jnp.float32)
+  return getattr(batch, name)
 
 
 def _policy(name: str, logp: Array | None, batch: Batch) -> Array | None:
@@ -266,6 +288,22 @@ def _log_linear(logp: Array, batch: Batch) -> Array:
   alpha = ratios.behaviour_share(batch.version, batch.version_now[:, None])
   return ratios.log_linear_anchor(
       logp, batch.logp_behaviour, batch.mask, alpha=alpha)
+
+
+def _breakdown(logp: Array, batch: Batch, aux: Mapping[str, Array]
+               ) -> dict[str, Mean | Max]:
+  """The same questions by sign of the advantage and by lag, and the rest."""
+  hits = [hit for name, hit in aux.items() if name.startswith("clip_")]
+  hit = sum(hits) > 0 if hits else None
+  parts = diagnostics.by_sign(batch.adv)
+  if batch.version is not None and batch.version_now is not None:
+    parts |= diagnostics.by_lag(batch.version, batch.version_now[:, None])
+  metrics = diagnostics.divergence(logp, batch.logp_behaviour, batch.mask)
+  metrics |= diagnostics.breakdown(parts, logp, batch.logp_behaviour, batch.mask,
+                                   hit)
+  if hit is not None:
+    metrics |= diagnostics.clipped(logp, hit, batch.mask)
+  return metrics
 
 
 def _clip_metrics(aux: Mapping[str, Array], mask: Array) -> dict[str, Mean]:

@@ -8,6 +8,7 @@ the correction carries proximal/behaviour.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 from rl_is import ops
@@ -64,6 +65,57 @@ PRESETS = {
         Spec(surrogate="cispo", anchor="behaviour"), dict(cap=5.0),
         "MiniMax-M1 2025, arXiv 2506.13585; cap 5 from ScaleRL, arXiv "
         "2510.13786 (the paper's is not published)"),
+    "gpg": Preset(
+        Spec(advantage="gpg"), {}, "Chu et al. 2025, arXiv 2504.02546"),
+    "reinforce_pp": Preset(
+        dataclasses.replace(_PPO, advantage="reinforce_pp"), _CLIP,
+        "Hu et al. 2025, arXiv 2501.03262"),
+    "luspo": Preset(
+        Spec(surrogate="ppo_clip", level="sequence_mean",
+             aggregation="sequence_mean_token_sum"),
+        dict(eps_low=2e-3, eps_high=2.5e-3),
+        "LUSPO 2026, arXiv 2602.05261: the GSPO loss times the length"),
+    "gmpo": Preset(
+        Spec(surrogate="gmpo", aggregation="sequence_mean_token_mean"),
+        dict(log_low=0.4, log_high=0.4), "Zhao et al. 2025, arXiv 2507.20673"),
+    "sapo": Preset(
+        Spec(surrogate="sapo", aggregation="sequence_mean_token_mean"),
+        dict(tau_pos=1.0, tau_neg=1.05), "Qwen 2025, arXiv 2511.20347"),
+    "aspo": Preset(
+        Spec(surrogate="aspo"),
+        dict(eps_low=0.2, eps_high=0.2, clip_c=3.0, cap=3.0),
+        "ASPO 2025, arXiv 2510.06062"),
+    "bapo": Preset(
+        Spec(surrogate="bapo"), dict(low=0.6, low_max=0.8, high=1.2, high_max=2.0,
+                                     target=0.5), "BAPO 2025, arXiv 2510.18927"),
+    "dppo_tv": Preset(
+        Spec(surrogate="dppo_tv"), dict(delta_low=0.15, delta_high=0.15, cap=3.0),
+        "DPPO 2026, arXiv 2602.04879 (cap 3 as verl)"),
+    "dppo_kl": Preset(
+        Spec(surrogate="dppo_kl"), dict(delta_low=0.05, delta_high=0.05, cap=3.0),
+        "DPPO 2026, arXiv 2602.04879 (cap 3 as verl)"),
+    "clip_cov": Preset(
+        Spec(surrogate="clip_cov"),
+        dict(_CLIP, cov_ratio=2e-4, cov_low=1.0, cov_high=5.0),
+        "Cui et al. 2025, arXiv 2505.22617"),
+    "kl_cov": Preset(
+        Spec(surrogate="kl_cov"), dict(cov_ratio=2e-3, cov_penalty=1.0),
+        "Cui et al. 2025, arXiv 2505.22617"),
+    "vespo": Preset(
+        Spec(surrogate="vespo", level="sequence_sum"),
+        dict(k_pos=2.0, lambda_pos=3.0, k_neg=3.0, lambda_neg=2.0),
+        "VESPO 2026, arXiv 2602.10693 (constants of its config)"),
+    "topr": Preset(
+        Spec(surrogate="topr", level="sequence_sum", advantage="dr_grpo",
+             aggregation="sequence_mean_token_sum"),
+        dict(cap=1.0), "Le Roux et al. 2025, arXiv 2503.14286"),
+    "opmd": Preset(
+        Spec(surrogate="opmd", level="sequence_sum", advantage="dr_grpo",
+             aggregation="sequence_mean_token_sum"),
+        dict(tau=0.1), "Kimi k1.5 2025, arXiv 2501.12599 (tau unpublished)"),
+    "intellect_2": Preset(
+        dataclasses.replace(_PPO, surrogate="two_sided"),
+        dict(_CLIP, delta=4.0), "INTELLECT-2 2025, arXiv 2505.07291"),
     "tis": Preset(
         Spec(corrections=(Correction("tis", num="current"),)), dict(cap=2.0),
         "Yao et al. 2025 (REINFORCE form): the whole current/behaviour ratio"),
@@ -71,13 +123,84 @@ PRESETS = {
         dataclasses.replace(_DECOUPLED, corrections=(Correction("tis"),)),
         dict(_CLIP, cap=2.0),
         "Yao et al. 2025 (PPO form): proximal/behaviour on top of PPO"),
+    "seq_tis": Preset(
+        dataclasses.replace(_DECOUPLED, corrections=(
+            Correction("tis", level="sequence_sum"),)),
+        dict(_CLIP, cap=2.0), "Liu, Li et al. 2025: the row's product, capped"),
+    "vtrace_llm": Preset(
+        Spec(corrections=(Correction("trace", num="current"),),
+             advantage="dr_grpo"),
+        dict(cap=1.0), "Espeholt et al. 2018, arXiv 1802.01561, for an outcome "
+        "reward and a group's baseline"),
+    "aipo": Preset(
+        Spec(corrections=(Correction("tis", num="current"),), advantage="dr_grpo"),
+        dict(cap=4.0), "LlamaRL 2025, arXiv 2505.24034 (cap between 2 and 10)"),
     "mis": Preset(
         dataclasses.replace(_DECOUPLED, corrections=(Correction("mis"),)),
         dict(_CLIP, cap=2.0), "Liu, Li et al. 2025"),
+    "seq_mis": Preset(
+        dataclasses.replace(_DECOUPLED, corrections=(
+            Correction("mis", level="sequence_sum"),)),
+        dict(_CLIP, cap=2.0), "Liu, Li et al. 2025"),
+    "geo_rs": Preset(
+        dataclasses.replace(_DECOUPLED, denominator="kept", corrections=(
+            Correction("geometric_mask"),)),
+        dict(_CLIP, low=0.99, high=1.01),
+        "Liu, Li et al. 2025 (verl: 0.999 to 1.001)"),
     "icepop": Preset(
         dataclasses.replace(_DECOUPLED, corrections=(Correction("icepop"),)),
         dict(_CLIP, low=0.5, high=5.0),
         "Ling Team 2025, arXiv 2510.18855"),
+    "glm5_async": Preset(
+        Spec(corrections=(Correction("icepop", num="current"),),
+             aggregation="sequence_mean_token_mean"),
+        dict(low=0.8, high=1.28), "GLM-5 2026, arXiv 2602.15763: no proximal "
+        "policy, the whole ratio weighs and masks, for both signs"),
+    "m2po": Preset(
+        Spec(surrogate="ppo_clip", corrections=(Correction("m2po"),),
+             denominator="kept"),
+        dict(eps_low=math.inf, eps_high=math.inf, tau=0.04),
+        "M2PO 2025, arXiv 2510.01161: the mask is the trust region, no clip"),
+    "areal_decoupled": Preset(
+        dataclasses.replace(_DECOUPLED, aggregation="token_mean",
+                            corrections=(Correction("mis"),)),
+        dict(_CLIP, cap=5.0), "AReaL 2025, arXiv 2505.24298; Hilton et al. 2021, "
+        "arXiv 2110.00641 (behaviour weight above 5 dropped)"),
+    "a3po": Preset(
+        dataclasses.replace(_DECOUPLED, aggregation="token_mean",
+                            proximal="log_linear", corrections=(
+                                Correction("mis"),)),
+        dict(_CLIP, cap=5.0), "A-3PO 2025, arXiv 2512.06547: the proximal policy "
+        "between behaviour and current, by version"),
+    "ppo_ewma": Preset(
+        dataclasses.replace(_DECOUPLED, aggregation="token_mean",
+                            proximal="ewma", corrections=(Correction("tis"),)),
+        dict(_CLIP, ewma_decay=0.9, cap=math.inf),
+        "Hilton et al. 2021, arXiv 2110.00641"),
+    "minirl": Preset(
+        Spec(surrogate="ppo_clip", anchor="proximal", advantage="dr_grpo",
+             aggregation="token_sum", corrections=(Correction("tis"),)),
+        dict(eps_low=0.2, eps_high=0.27, cap=5.0),
+        "Qwen 2025, arXiv 2512.01374"),
+    "scalerl": Preset(
+        Spec(surrogate="cispo", aggregation="prompt_mean", advantage="dr_grpo",
+             advantage_norm="rows"), dict(cap=5.0),
+        "ScaleRL 2025, arXiv 2510.13786"),
+    "deepseek_v32": Preset(
+        dataclasses.replace(_PPO, regularizer="k3", kl_weight="behaviour",
+                            corrections=(Correction("opsm", num="current"),)),
+        dict(_CLIP, delta=0.5),
+        "DeepSeek-V3.2 2025, arXiv 2512.02556 (delta unpublished; TRL's)"),
+    "prime_rl": Preset(
+        Spec(surrogate="dppo_tv", options=(("form", "ratio"),)),
+        dict(delta_low=0.2, delta_high=0.2, kl_tau=1e-3),
+        "prime-rl default loss, 2026"),
+    "nemo_rl_async_grpo": Preset(
+        Spec(surrogate="ppo_clip", anchor="proximal",
+             options=(("std", "leave_one_out"),),
+             corrections=(Correction("tis"),)),
+        dict(_CLIP, cap=math.inf),
+        "NeMo-RL asynchronous GRPO defaults, 2026: uncapped weight"),
 }
 
 

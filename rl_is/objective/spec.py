@@ -16,6 +16,8 @@ DENOMINATORS = ("all", "kept")
 # exponential average of the parameters; or between behaviour and current, by
 # version. The last two move during the update.
 PROXIMALS = ("start", "ewma", "log_linear")
+# Whether advantages are whitened over the batch, a row or a token counting once.
+ADVANTAGE_NORMS = ("none", "rows", "tokens")
 KL_TO = ("reference", "behaviour")
 KL_WEIGHTS = ("none", "score", "behaviour", "proximal")
 
@@ -58,6 +60,7 @@ class Spec:
   proximal: str = "start"
   corrections: tuple[Correction, ...] = ()
   advantage: str = "grpo"
+  advantage_norm: str = "none"
   aggregation: str = "token_mean"
   denominator: str = "all"
   regularizer: str = "none"
@@ -123,6 +126,7 @@ def check(spec: Spec, extra: Extra = {}) -> None:
   for name, allowed in dict(
       surrogate=ops.SURROGATES, anchor=ops.ANCHORS, level=ops.LEVELS,
       proximal=PROXIMALS, advantage=ops.ADVANTAGES,
+      advantage_norm=ADVANTAGE_NORMS,
       aggregation=ops.AGGREGATIONS, denominator=DENOMINATORS,
       regularizer=("none", *ops.REGULARIZERS), kl_to=KL_TO,
       kl_weight=KL_WEIGHTS).items():

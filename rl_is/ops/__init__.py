@@ -18,6 +18,7 @@ from rl_is.ops import rejection as _rejection
 from rl_is.ops import surrogates as _surrogates
 from rl_is.ops import surrogates_soft as _soft
 from rl_is.ops import surrogates_trust as _trust
+from rl_is.ops import token_advantages as _token_advantages
 from rl_is.ops.ratios import LEVELS
 
 ANCHORS = ("behaviour", "proximal", "current")
@@ -75,6 +76,10 @@ _LOW, _HIGH = (_c(help=f"{side} edge of the band, absolute")
                for side in ("lower", "upper"))
 _ANY = dict(low=-_INF, high=_INF, closed=True)  # any number at all
 
+_COV_RATIO = _c(2e-4, high=1.0, help="share of the tokens that it acts on")
+_WHITEN = dict(ddof=_c(1.0, closed=True, help="n - ddof in the variance"),
+               var_eps=_c(1e-8, closed=True, help="added to the variance"))
+
 
 def _surrogate(fn, source, constants, **flags):
   return Row(fn, source, dict(constants, **_LOG_CLAMP), has_factor=True, **flags)
@@ -106,11 +111,14 @@ SURROGATES = {
         dict(cap=dataclasses.replace(_CAP, default=1.0))),
     "vespo": _surrogate(
         _soft.vespo, "VESPO 2026, arXiv 2602.10693",
-        dict(k_pos=_c(2.0), lambda_pos=_c(3.0), k_neg=_c(3.0),
-             lambda_neg=_c(2.0))),
+        dict(k_pos=_c(2.0, help="power of W, A >= 0"),
+             lambda_pos=_c(3.0, help="decay in W, A >= 0"),
+             k_neg=_c(3.0, help="power of W, A < 0"),
+             lambda_neg=_c(2.0, help="decay in W, A < 0"))),
     "aspo": _surrogate(
         _soft.aspo, "ASPO 2025, arXiv 2510.06062",
-        dict(_CLIP, clip_c=_c(3.0, low=1.0), cap=_c(3.0))),
+        dict(_CLIP, clip_c=_c(3.0, low=1.0, help="bound on r where A < 0"),
+             cap=_c(3.0, help="bound on 1/r where A > 0"))),
     "dro": _surrogate(
         _soft.dro, "Richemond et al. 2024, arXiv 2405.19107",
         dict(beta=_c(help="weight of the squared log ratio"))),
@@ -119,26 +127,37 @@ SURROGATES = {
         dict(tau=_c(help="weight of the squared sequence log ratio"))),
     "dppo_tv": _surrogate(
         _trust.dppo_tv, "DPPO 2026, arXiv 2602.04879",
-        dict(delta_low=_c(0.15), delta_high=_c(0.15), cap=_c(_INF),
-             kl_tau=_c(0.0, closed=True)),
+        dict(delta_low=_c(0.15, help="largest fall of a probability, A <= 0"),
+             delta_high=_c(0.15, help="largest rise of one, A > 0"),
+             cap=dataclasses.replace(_CAP, default=_INF),
+             kl_tau=_c(0.0, closed=True, help="weight of (log r)^2")),
         options=dict(form=("score", "ratio"), sides=("advantage", "both"))),
     "dppo_kl": _surrogate(
         _trust.dppo_kl, "DPPO 2026, arXiv 2602.04879",
-        dict(delta_low=_c(0.05), delta_high=_c(0.05), cap=_c(_INF)),
+        dict(delta_low=_c(0.05, help="largest binary KL, nats, A <= 0"),
+             delta_high=_c(0.05, help="and A > 0"),
+             cap=dataclasses.replace(_CAP, default=_INF)),
         options=dict(form=("score", "ratio"))),
     "bapo": _surrogate(
         _trust.bapo, "BAPO 2025, arXiv 2510.18927",
-        dict(low=_c(0.6), low_max=_c(0.8), low_step=_c(0.05), high=_c(1.2),
-             high_max=_c(2.0), high_step=_c(0.05), target=_c(0.5)),
+        dict(low=_c(0.6, help="lower bound on r that the search begins with"),
+             low_max=_c(0.8, help="and ends with"),
+             low_step=_c(0.05, help="and its step"),
+             high=_c(1.2, help="upper bound on r that the search begins with"),
+             high_max=_c(2.0, help="and ends with"),
+             high_step=_c(0.05, help="and its step"),
+             target=_c(0.5, help="share of the positive contribution")),
         is_coupled=True),
     "clip_cov": _surrogate(
         _trust.clip_cov, "Cui et al. 2025, arXiv 2505.22617",
-        dict(_CLIP, cov_ratio=_c(2e-4, high=1.0), cov_low=_c(1.0, **_ANY),
-             cov_high=_c(5.0, **_ANY)), inputs=("key",), is_coupled=True),
+        dict(_CLIP, cov_ratio=_COV_RATIO,
+             cov_low=_c(1.0, **_ANY, help="lower edge of the covariance"),
+             cov_high=_c(5.0, **_ANY, help="upper edge of it")), inputs=("key",), is_coupled=True),
     "kl_cov": _surrogate(
         _trust.kl_cov, "Cui et al. 2025, arXiv 2505.22617",
-        dict(cov_ratio=_c(2e-4, high=1.0),
-             cov_penalty=_c(1.0, closed=True, keyword="kl_coef")),
+        dict(cov_ratio=_COV_RATIO,
+             cov_penalty=_c(1.0, closed=True, keyword="kl_coef",
+                            help="weight of |log r| on them")),
         is_coupled=True),
 }
 
@@ -162,6 +181,10 @@ CORRECTIONS = {
         dict(low=dataclasses.replace(_LOW, default=0.5),
              high=dataclasses.replace(_HIGH, default=5.0), **_LOG_CLAMP),
         has_factor=True),
+    "trace": Row(
+        _corrections.trace, "Espeholt et al. 2018, arXiv 1802.01561",
+        dict(cap=dataclasses.replace(_CAP, default=1.0), **_LOG_CLAMP),
+        has_factor=True, has_level=False),
     "ratio_mask": Row(
         _rejection.ratio_mask, "Liu, Li et al. 2025",
         dict(low=_LOW, high=_HIGH)),
@@ -171,10 +194,12 @@ CORRECTIONS = {
              high=dataclasses.replace(_HIGH, default=1.01))),
     "token_veto": _mask_row(
         _rejection.token_veto, "Liu, Li et al. 2025",
-        dict(low=_c(1e-4, closed=True), high=_c(_INF))),
+        dict(low=_c(1e-4, closed=True, help="a token below drops its row"),
+             high=_c(_INF, help="a token above drops its row"))),
     "k_rejection": _mask_row(
         _rejection.k_rejection, "Schulman 2020; verl",
-        dict(upper=_c(**_ANY), lower=_c(-_INF, **_ANY), **_LOG_CLAMP),
+        dict(upper=_c(**_ANY, help="largest statistic kept, nats"),
+             lower=_c(-_INF, **_ANY, help="smallest one"), **_LOG_CLAMP),
         options=dict(estimator=("k3", "k1", "k2"),
                      statistic=("mean", "token", "sum", "max"),
                      direction=("behaviour_to_num", "num_to_behaviour"))),
@@ -187,10 +212,11 @@ CORRECTIONS = {
         dict(delta=_c(0.5, low=-_INF, help="nats a token")), inputs=("adv",)),
     "vaco_tv": _mask_row(
         _rejection.vaco_tv, "open-instruct 2026",
-        dict(high=_HIGH, low=_c(0.0, closed=True), **_LOG_CLAMP),
+        dict(high=_HIGH, low=_c(0.0, closed=True, help="lower edge, absolute"),
+             **_LOG_CLAMP),
         inputs=("adv",)),
     "version_mask": Row(
-        _rejection.version_mask, "Megatron-LM, prime-rl",
+        _rejection.version_mask, "slime, TRL",
         dict(max_lag=_c(closed=True, help="updates, inclusive")),
         options=dict(level=("token", "sequence")), takes="version",
         has_level=False),
@@ -203,11 +229,31 @@ CORRECTIONS = {
 _STD_EPS = _c(1e-6, closed=True, help="added to the std")
 ADVANTAGES = {
     "grpo": Row(_advantages.grpo, "Shao et al. 2024, arXiv 2402.03300",
-                dict(std_eps=_STD_EPS), grouped=True),
+                dict(std_eps=_STD_EPS), grouped=True, options=dict(
+                    std=("unbiased", "biased", "leave_one_out", "batch"))),
     "dr_grpo": Row(_advantages.dr_grpo, "Liu et al. 2025, arXiv 2503.20783",
                    grouped=True),
     "rloo": Row(_advantages.rloo, "Ahmadian et al. 2024, arXiv 2402.14740",
                 grouped=True),
+    "remax": Row(_advantages.remax, "Li et al. 2023, arXiv 2310.10505",
+                 inputs=("baseline",)),
+    "opo": Row(_advantages.opo, "Hao et al. 2025, arXiv 2505.23585",
+               inputs=("length",), grouped=True),
+    "gpg": Row(_advantages.gpg, "Chu et al. 2025, arXiv 2504.02546",
+               grouped=True),
+    "pass_at_k": Row(
+        _advantages.pass_at_k, "verl grpo_passk", dict(std_eps=_STD_EPS),
+        options=dict(std=("none", "unbiased")), grouped=True),
+    "max_rl": Row(_advantages.max_rl, "MaxRL 2026; SkyRL",
+                  dict(mean_eps=_c(1e-6, closed=True, help="added to the mean")), grouped=True),
+    "reinforce_pp": Row(
+        _token_advantages.reinforce_pp, "Hu et al. 2025, arXiv 2501.03262",
+        dict(gamma=_c(1.0, closed=True, high=1.0, help="discount a token"), **_WHITEN), inputs=("mask",)),
+    "reinforce_pp_baseline": Row(
+        _token_advantages.reinforce_pp_baseline,
+        "Hu et al. 2025, arXiv 2501.03262",
+        _WHITEN,
+        inputs=("mask",), grouped=True),
     "reward": Row(_advantages.reward, "Williams 1992"),
     # The batch's own `adv`, per token: for losses in another trainer.
     "given": Row(None, "the caller"),

@@ -133,3 +133,43 @@ def icepop(logp_num: Array, logp_behaviour: Array, mask: Array, *,
   keep = mask & ~((log_ratio < jnp.log(low)) | (log_ratio > jnp.log(high)))
   weight = ratios.ratio(masked.fill(log_ratio, keep), max_log_ratio)
   return Weights(masked.fill(weight, keep), keep, log_ratio)
+
+
+def trace(logp_num: Array, logp_behaviour: Array, mask: Array, *,
+          cap: Array | float = 1.0, max_log_ratio: Array | float = 20.0
+          ) -> Weights:
+  """V-trace's product of truncated ratios, from each token to the end.
+
+    w_t = sg(prod_{i >= t} min(num_i / behaviour_i, cap))
+
+  With an outcome reward, gamma = lambda = 1 and a constant baseline, V-trace
+  weighs (R - b) at token t by this.
+
+  **Source**: Espeholt et al., "IMPALA", 2018, https://arxiv.org/abs/1802.01561,
+    eq. 1, and Munos et al., "Retrace", 2016, https://arxiv.org/abs/1606.02647
+    (cap 1).
+  **Departs**: no value function; with one see `values.vtrace`. `tis` at level
+    "suffix" truncates the product, not its factors.
+
+  Args:
+    logp_num: [B, T] float, nats; detached.
+    logp_behaviour: [B, T] float, nats; detached.
+    mask: [B, T] bool or 0/1.
+    cap: > 0, absolute, on each token's ratio.
+    max_log_ratio: nats, > 0; on the product.
+
+  Returns:
+    Weights: weight [B, T], 0 off the mask; keep = the mask; log_ratio per token,
+    raw. Detached.
+
+  Raises:
+    ValueError: on another shape or an integer dtype.
+
+  Limits: with cap 1 early tokens of a long row get weights near 0: the price of
+    a bounded variance is a shorter reach.
+  """
+  log_ratio, mask = _log_ratio("trace", logp_num, logp_behaviour, mask, "token")
+  capped = masked.fill(jnp.minimum(log_ratio, jnp.log(cap)), mask)
+  product = jnp.cumsum(capped[:, ::-1], axis=1)[:, ::-1]
+  weight = ratios.ratio(product, max_log_ratio)
+  return Weights(masked.fill(weight, mask), mask, log_ratio)

@@ -253,7 +253,10 @@ def bapo(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
     has a dual clip of 3 as well.
 
   Args:
-    as `bapo_bounds`.
+    logp, logp_anchor, adv, mask: [B, T], as `ppo_clip`; a whole minibatch.
+    low, low_max, low_step, high, high_max, high_step, target: as `bapo_bounds`.
+    level: see `ratios`.
+    max_log_ratio: nats, > 0.
 
   Returns:
     TokenLoss as `ppo_clip`; aux has `bound_low`, `bound_high` too: the bounds,

@@ -99,7 +99,12 @@ def reinforce_pp_baseline(reward: Array, group: Array, mask: Array,
     (number unverified); the penalty as NeMo-RL's `use_kl_in_reward`.
   **Departs**: ddof 1 as verl; NeMo-RL's is 0. A group of one gives 0.
 
-  Args: as `reinforce_pp`; group: [B] int in [0, B).
+  Args:
+    reward: [B] float; NaN = unscorable.
+    group: [B] int in [0, B).
+    mask: [B, T] bool or 0/1.
+    penalty: [B, T] float or None, taken from the reward.
+    ddof, var_eps: as `values.whiten`.
 
   Returns:
     Advantages: adv [B, T] float32 or wider, keep [B] bool.

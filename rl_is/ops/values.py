@@ -152,7 +152,7 @@ def vtrace(logp: Array, logp_behaviour: Array, reward_tok: Array, value: Array,
   """V-trace: off-policy value targets and advantages, per token.
 
     e_t = rho_t (r_t + gamma V_{t+1} - V_t) + gamma lam c_t e_{t+1}
-    q_t = r_t + gamma (V_{t+1} + lam e_{t+1}),  A_t = min(pg_bar, k_t)(q_t - V_t)
+    q_t = r_t + gamma (V_{t+1} + lam e_{t+1}),  A_t = min(pg_bar, k_t)(q_t-V_t)
     rho = min(rho_bar, k), c = min(c_bar, k), k = e^{logp - behaviour}
 
   **Source**: Espeholt et al., "IMPALA", 2018, https://arxiv.org/abs/1802.01561,

