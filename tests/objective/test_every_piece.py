@@ -54,11 +54,10 @@ def constants_of(name):
   spec, given = SPECS[name], {}
   if name.startswith("preset "):
     given = dict(presets.PRESETS[name.removeprefix("preset ")].constants)
-  else:
-    for piece in [spec.surrogate, *(c.name for c in spec.corrections)]:
-      given |= GIVEN.get(piece, {})
-    if spec.regularizer != "none":
-      given["kl_coef"] = 0.1
+  elif spec.regularizer != "none":
+    given["kl_coef"] = 0.1
+  for piece in [spec.surrogate, *(c.name for c in spec.corrections)]:
+    given |= GIVEN.get(piece, {})  # wide enough for so few tokens
   takes = constants_lib.taken(spec)
   defaults = {k: VALUES.get(k, VALUES.get(k.split("_")[-1]))
               for k, c in takes.items() if c.default is None}
