@@ -163,6 +163,7 @@ def draw(rows: Mapping[tuple[str, int], list[dict]], summary: Sequence[dict],
             for a in arms}
 
   steps = max(len(run) for run in rows.values())
+  seeds = len({seed for _, seed in rows})
   with plots.style():
     figure, axes = plots.plt.subplot_mosaic(
         [["reward", "ess"], ["reward", "kl"], ["reward", "clip"]],
@@ -174,7 +175,8 @@ def draw(rows: Mapping[tuple[str, int], list[dict]], summary: Sequence[dict],
     raw = {name: plots.band(c)[0] for name, c in curves(
         lambda arm: "reward/mean", window=1).items()}
     ax = axes["reward"]
-    plots.lines(ax, reward, COLORS, faint=raw)
+    plots.lines(ax, reward, COLORS, faint={
+        name: raw[name] for name in ("on-policy", "uncorrected")})
     ends = {name: plots.band(c)[0][-1] for name, c in reward.items()}
     low, high = ax.get_ylim()
     plots.label_ends(ax, ends, COLORS, steps, 0.045 * (high - low))
@@ -184,9 +186,10 @@ def draw(rows: Mapping[tuple[str, int], list[dict]], summary: Sequence[dict],
         end_of(summary, "on_policy"), 1e-9)
     figure.suptitle(
         f"Data {LAG} updates old: uncorrected ends at {ratio:.0%} of on-policy, "
-        f"the best correction at {best:.0%}", fontweight="bold", fontsize=11,
+        f"the best correction at {best:.0%} ({seeds} seed{'s' * (seeds > 1)})",
+        fontweight="bold", fontsize=11,
         x=0.01, ha="left")
-    ax.set_ylabel(f"training reward (mean of {LAST} steps; faint: each step)")
+    ax.set_ylabel(f"training reward (mean of {LAST} steps; faint: each step of two)")
     ax.set_xlabel("step (one optimizer update)")
     ax.set_xlim(0, steps)
 

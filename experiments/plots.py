@@ -52,7 +52,7 @@ def lines(ax, series: Mapping[str, Sequence[np.ndarray]], colors: Mapping[str, s
   for name, curves in series.items():
     mean, error = band(curves)
     steps = np.arange(1, len(mean) + 1)
-    if faint is not None:
+    if faint and name in faint:
       ax.plot(steps, faint[name], color=colors[name], alpha=0.18, linewidth=0.7)
     ax.plot(steps, mean, color=colors[name])
     if error is not None:
@@ -66,8 +66,9 @@ def label_ends(ax, ends: Mapping[str, float], colors: Mapping[str, str],
   y = -np.inf
   for name, end in sorted(ends.items(), key=lambda item: item[1]):
     y = max(end, y + gap)
-    ax.annotate(name, (x, end), (x * 1.02, y), color=colors[name], va="center",
-                fontsize=8.5, annotation_clip=False)
+    ax.annotate(name, (x, end), (x * 1.035, y), color=colors[name], va="center",
+                fontsize=8.5, annotation_clip=False, arrowprops=dict(
+                    arrowstyle="-", color=colors[name], linewidth=0.6))
 
 
 def style():

@@ -5,11 +5,14 @@ names the field, what was expected and what came.
 """
 
 import dataclasses
+import importlib.util
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from absl import logging
 from jax.sharding import Mesh
@@ -17,6 +20,7 @@ from ml_collections import ConfigDict
 
 from rl_is import ops
 from rl_is.core import checks
+from rl_is.core.types import Weights
 from rl_is.infra import mesh as mesh_lib
 from rl_is.infra import rng
 from rl_is.infra import workdir as workdir_lib
@@ -62,18 +66,18 @@ _RANGES = {
     "rollout.top_p": (0, 1, False),
     "rollout.temperature": (-math.inf, math.inf, False),  # sampler.check
     "rollout.max_new_tokens": (1, math.inf, True),
-    "optimizer.learning_rate": (0, math.inf, True),
+    "optimizer.learning_rate": (0, 1e9, True),
     "optimizer.warmup_updates": (0, math.inf, True),
-    "optimizer.b1": (0, 1, True),
-    "optimizer.b2": (0, 1, True),
+    "optimizer.b1": (0, 1 - 1e-9, True),
+    "optimizer.b2": (0, 1 - 1e-9, True),
     "optimizer.eps": (0, math.inf, False),
-    "optimizer.weight_decay": (0, math.inf, True),
+    "optimizer.weight_decay": (0, 1e9, True),
     "optimizer.grad_clip": (0, math.inf, True),
     "train.steps": (1, math.inf, True),
     "train.updates_per_batch": (1, math.inf, True),
     "warm_start.steps": (0, math.inf, True),
     "warm_start.batch": (1, math.inf, True),
-    "warm_start.learning_rate": (0, math.inf, True),
+    "warm_start.learning_rate": (0, 1e9, True),
     "warm_start.target": (0, 1, True),
     "evaluate.every": (0, math.inf, True),
     "evaluate.prompts": (0, math.inf, True),
@@ -82,6 +86,13 @@ _RANGES = {
     "checkpoint.every": (1, math.inf, True),
     "checkpoint.keep": (1, math.inf, True),
 }
+# The other fields; what hangs on a prefix is checked by who reads it.
+_OTHERS = {
+    "task.name", "model.qk_norm", "model.tie_embeddings", "model.dtype",
+    "model.param_dtype", "model.head_precision", "rollout.mode",
+    "rollout.record_logp", "optimizer.name", "train.full_diagnostics",
+    "warm_start.path", "track.tensorboard"}
+_PREFIXES = ("objective.", "task.kwargs")
 
 
 def build(config: ConfigDict, *, corrections: Mapping[str, ops.Row | Callable]
@@ -93,6 +104,9 @@ def build(config: ConfigDict, *, corrections: Mapping[str, ops.Row | Callable]
     whole `ops.Row` for constants that the config may set.
   """
   check_numbers(config)
+  if config.track.tensorboard and not importlib.util.find_spec("tensorboardX"):
+    raise ValueError("config.track.tensorboard needs tensorboardX: "
+                     "pip install -e '.[track]'")
   task = make_task(config.task.name, **config.task.kwargs.to_dict())
   model = Model(TransformerConfig(
       vocab_size=task.tokenizer.vocab_size, **config.model.to_dict()))
@@ -111,6 +125,13 @@ def build(config: ConfigDict, *, corrections: Mapping[str, ops.Row | Callable]
 def check_numbers(config: ConfigDict) -> None:
   """Every number is one, and in its range. ConfigDict lets True and NaN pass."""
   flat = workdir_lib.flatten(config.to_dict())
+  known = set(_RANGES) | _OTHERS
+  for name in flat:
+    if name not in known and not name.startswith(_PREFIXES):
+      raise ValueError(checks.unknown("config", name, known))
+  missing = sorted(known - set(flat))
+  if missing:
+    raise ValueError(f"config.{missing[0]}: missing; begin from common.base()")
   for name, (low, high, closed) in _RANGES.items():
     if flat[name] is not None:
       checks.in_range(f"config.{name}", flat[name], low, high, closed)
@@ -138,8 +159,11 @@ def make_objective(config: ConfigDict, sampling: Sampling, corrections: Mapping
   extra = {name: row if isinstance(row, ops.Row) else
            ops.Row(row, "the user's own", has_factor=True)
            for name, row in corrections.items()}
+  for name, row in extra.items():
+    _try_out(name, row)
   changes = {f.name: c[f.name] for f in dataclasses.fields(spec_lib.Spec)
              if c[f.name] is not None}
+  _check_surrogate(changes, preset)
   if "corrections" in changes:
     changes["corrections"] = spec_lib.parse_corrections(changes["corrections"])
   if "options" in changes:
@@ -154,9 +178,67 @@ def make_objective(config: ConfigDict, sampling: Sampling, corrections: Mapping
                     ", ".join(sorted(inert)), next(iter(inert.values())))
   # The one default that only the run knows: the longest answer it can sample.
   defaults = dict(dict(length=float(sampling.max_new_tokens)),
-                  **preset.constants)
+                  **_renamed(preset, spec, extra))
   given = {k: v for k, v in c.constants.items() if v is not None}
   return objective, constants_lib.resolve(spec, defaults, given, extra)
+
+
+def _check_surrogate(changes: dict[str, Any], preset: presets.Preset) -> None:
+  """A choice that the surrogate does not read is refused, not ignored; one that
+  brings its own level (a product, for TOPR) has it unless the config says."""
+  name = changes.get("surrogate", preset.spec.surrogate)
+  checks.choice("objective.surrogate", name, ops.SURROGATES)
+  row = ops.SURROGATES[name]
+  ignored = {"anchor", "level"} & set(changes)
+  if ignored and not row.has_factor:
+    raise ValueError(f"config.objective.{sorted(ignored)[0]}: {name!r} has no "
+                     "ratio, so it would change nothing; a correction's is "
+                     "written name:numerator:level")
+  if "surrogate" in changes and row.has_factor:
+    default = inspect.signature(row.fn).parameters["level"].default
+    changes.setdefault("level", default)
+
+
+def _renamed(preset: presets.Preset, spec: spec_lib.Spec, extra: Mapping
+             ) -> dict[str, float]:
+  """The preset's constants under the names that they have in `spec`."""
+  now = constants_lib.names(spec, extra)
+  return {now[place]: preset.constants[name]
+          for place, name in constants_lib.names(preset.spec).items()
+          if name in preset.constants and place in now}
+
+
+def source_of(piece: ops.Row | Callable) -> str:
+  """The text of a user's own piece: another text is another run."""
+  fn = piece.fn if isinstance(piece, ops.Row) else piece
+  try:
+    return inspect.getsource(fn)
+  except (OSError, TypeError):  # typed in a shell, or not a plain function
+    return getattr(fn, "__qualname__", type(fn).__qualname__)
+
+
+def stand_in(logp_num, logp_behaviour, mask, *, level="token") -> Weights:
+  """A correction that changes nothing, in place of one that is not at hand."""
+  return Weights(jnp.where(mask, 1.0, 0.0), mask, logp_num - logp_behaviour)
+
+
+def _try_out(name: str, row: ops.Row) -> None:
+  """Calls a user's correction on shapes alone: its errors come at the start."""
+  x = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+  kwargs = {c.keyword or kw: 1.0 for kw, c in row.constants.items()}
+  try:
+    out = jax.eval_shape(
+        lambda a, b, m: row.fn(a, b, m, level="token", **kwargs), x, x,
+        jax.ShapeDtypeStruct((2, 3), jnp.bool_))
+    shapes = {f: getattr(out, f).shape for f in ("weight", "keep", "log_ratio")}
+  except Exception as error:
+    raise ValueError(
+        f"corrections: {name!r} failed on [2, 3] arrays: expected a function "
+        "(logp_num, logp_behaviour, mask, *, level) -> Weights; "
+        f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+  if set(shapes.values()) != {(2, 3)}:
+    raise ValueError(f"corrections: {name!r}: expected [B, T] arrays, got "
+                     f"{shapes} for B, T = 2, 3")
 
 
 def _check_rollout(config: ConfigDict, objective: Objective, mesh: Mesh) -> None:
@@ -177,6 +259,9 @@ def _check_rollout(config: ConfigDict, objective: Objective, mesh: Mesh) -> None
   mesh_lib.check_rows(mesh, "config.rollout.batch_size / updates_per_batch",
                       r.batch_size // U)
   mesh_lib.check_rows(mesh, "config.warm_start.batch", config.warm_start.batch)
+  if r.lag > U * config.train.steps:
+    logging.warning("config.rollout.lag = %d is longer than the run of %d steps: "
+                    "every batch comes from version 0", r.lag, config.train.steps)
   LagQueue(r.lag, U)  # refuses a lag that U does not divide
   missing = objective.inputs_needed & {"baseline", "value"}
   if missing:

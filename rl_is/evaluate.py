@@ -20,7 +20,8 @@ from rl_is.core.types import Params
 from rl_is.infra import mesh as mesh_lib
 from rl_is.infra import rng
 from rl_is.infra.checkpoint import Checkpoints
-from rl_is.rollout import generator
+from rl_is.objective import spec as spec_lib
+from rl_is.rollout import batching, generator
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -68,7 +69,9 @@ def evaluate(params: Params, config: ConfigDict, parts: Parts
              ) -> dict[str, float]:
   """Samples `evaluate.samples` answers to each of the first held-out prompts."""
   e = config.evaluate
-  problems = parts.task.heldout[:e.prompts]
+  problems = batching.sample_of(parts.task.heldout, e.prompts)
+  # Greedy answers to one prompt are all the same: pass@k of them says nothing.
+  samples = e.samples if e.temperature else 1
   sampling = dataclasses.replace(
       parts.sampling, greedy=e.temperature == 0, top_k=0, top_p=1.0,
       temperature=e.temperature or 1.0)
@@ -76,17 +79,17 @@ def evaluate(params: Params, config: ConfigDict, parts: Parts
   # last call is filled up with prompts that are not counted.
   devices = mesh_lib.data_size(parts.mesh)
   per_call = devices * max(
-      config.rollout.batch_size // (e.samples * devices), 1)
+      config.rollout.batch_size // (samples * devices), 1)
   rewards, lengths = [], []
   for first in range(0, len(problems), per_call):
     chunk = problems[first:first + per_call]
     filled = (chunk * per_call)[:per_call]
     rollout, reward = generator.sample(
         params, parts.task, filled, range(first, first + per_call),
-        rng.key(config.seed, "evaluate"), 0, group_size=e.samples,
+        rng.key(config.seed, "evaluate"), 0, group_size=samples,
         prompt_width=parts.task.max_prompt_tokens, model=parts.model,
         sampling=sampling, mesh=parts.mesh)
-    shape = (per_call, e.samples)
+    shape = (per_call, samples)
     rewards.append(reward.reshape(shape)[:len(chunk)])
     lengths.append(rollout.mask.sum(axis=1).reshape(shape)[:len(chunk)])
   return summarize(np.concatenate(rewards), np.concatenate(lengths))
@@ -99,7 +102,9 @@ def of_run(workdir: str, **changes) -> dict[str, float]:
     raise FileNotFoundError(f"{workdir}: no run there (no config.json)")
   config = ConfigDict(json.loads(file.read_text()))
   config.evaluate.update({k: v for k, v in changes.items() if v is not None})
-  parts = build_lib.build(config)
+  if config.evaluate.prompts < 1:
+    raise ValueError(f"prompts: expected >= 1, got {config.evaluate.prompts}")
+  parts = build_lib.build(config, corrections=_unknown_corrections(config))
   checkpoints = Checkpoints(workdir)
   step = checkpoints.latest()
   if step is None:
@@ -108,6 +113,14 @@ def of_run(workdir: str, **changes) -> dict[str, float]:
   checkpoints.close()
   metrics = evaluate(saved.state["learner"].params, config, parts)
   return dict(step=step, **metrics)
+
+
+def _unknown_corrections(config: ConfigDict) -> dict:
+  """Stand-ins for a user's own corrections: nothing here calls them."""
+  text = config.objective.corrections
+  names = [c.row for c in spec_lib.parse_corrections(text or "none")]
+  return {name: build_lib.stand_in for name in names
+          if name not in spec_lib.corrections_table({})}
 
 
 def main() -> None:

@@ -4,6 +4,9 @@ Any field is set by `--config.a.b=value`; values are checked before they are
 assigned, and an unknown field is answered with the nearest names. Floor 4.
 """
 
+import glob
+import os
+import runpy
 import sys
 from collections.abc import Sequence
 
@@ -13,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_is import overrides, train
+from rl_is.core import checks
 from rl_is.objective import presets
 
 
@@ -32,6 +36,21 @@ def split_overrides(argv: Sequence[str]
         raise ValueError(f"{name}: expected a value")
     found.append((path, text))
   return rest, found
+
+
+def check_config_file(argv: Sequence[str]) -> None:
+  """Loads the config once by hand: the flag would bury its error in others."""
+  for word in argv:
+    name, equals, value = word.partition("=")
+    if name.lstrip("-") != "config" or not equals:
+      continue
+    path, colon, argument = value.partition(":")
+    if not os.path.isfile(path):
+      near = sorted(glob.glob("configs/*.py"))
+      raise ValueError(f"--config: {path}: no such file, from {os.getcwd()}; "
+                       + (checks.unknown("configs", path, near) if near else
+                          "run from the root of the repository"))
+    runpy.run_path(path)["get_config"](*([argument] if colon else []))
 
 
 def print_presets() -> None:
@@ -55,9 +74,11 @@ def _main(argv: Sequence[str], changes: Sequence[tuple[str, str]]) -> None:
     if given[name].value is None:
       raise ValueError(f"--{name} is needed; see --help")
   logging.set_verbosity(logging.WARNING)  # orbax tells of every file it writes
+  if not given.workdir:
+    raise ValueError("--workdir: expected a directory, got ''")
   for path, text in changes:
     overrides.apply(given.config, path, text)
-  train.run(given.config, given.workdir)
+  train.run(given.config, os.path.expanduser(given.workdir))
 
 
 def main() -> None:
@@ -73,9 +94,12 @@ def main() -> None:
     # The config flag searches sys.argv for overrides of its own accord, and
     # would assign them unchecked.
     sys.argv[:], changes = split_overrides(sys.argv)
+    check_config_file(sys.argv)
     app.run(lambda argv: _main(argv, changes))
-  except (ValueError, FileNotFoundError, FloatingPointError) as error:
+  except (ValueError, OSError, FloatingPointError, ImportError) as error:
     sys.exit(f"error: {error}")
+  except KeyboardInterrupt:
+    sys.exit("stopped; the same command goes on from the last checkpoint")
 
 
 if __name__ == "__main__":

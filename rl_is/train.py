@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 from absl import logging
+from etils import epath
 from ml_collections import ConfigDict
 
 from rl_is import build as build_lib
@@ -62,17 +63,18 @@ def run(config: ConfigDict, workdir: str, *,
   """
   # ---- What is asked for; what cannot work is refused here. ----------------
   parts = build_lib.build(config, corrections=corrections, devices=devices)
-  workdir_lib.claim(workdir, config.to_dict())
-  _header(config, parts, workdir)
+  _claim(workdir, config, corrections)
   U, steps = config.train.updates_per_batch, config.train.steps
 
   with contextlib.ExitStack() as stack:
+    stack.enter_context(workdir_lib.lock(workdir))
     # ---- State: 1. this run's newest checkpoint, 2. the warm start. ---------
     checkpoints = stack.enter_context(contextlib.closing(
         Checkpoints(workdir, keep=config.checkpoint.keep)))
-    start = checkpoints.latest() or 0
-    if start:
-      saved = checkpoints.restore(start, build_lib.abstract_state(config, parts))
+    saved = checkpoints.restore_newest(build_lib.abstract_state(config, parts))
+    start = saved.position["step"] if saved else 0
+    _header(config, parts, workdir, start, quiet=start >= steps)
+    if saved:
       state, ref = saved.state["learner"], saved.state.get("ref")
       waiting = saved.queue
       _check_position(saved.position, config, start)
@@ -84,7 +86,7 @@ def run(config: ConfigDict, workdir: str, *,
     if start >= steps:
       print(f"{label}: already complete ({start} steps) in {workdir}",
             file=sys.stderr)
-      return Result(state.params, metrics_lib.read(workdir)[-1])
+      return Result(state.params, writer.last)
     if start:
       print(f"{label}: resuming after step {start}", file=sys.stderr)
 
@@ -148,7 +150,10 @@ class _Idle:
 
   def see(self, row: Mapping[str, float]) -> None:
     self._seen = True
-    for name, metrics in self._watched.items():
+    for name, metrics in list(self._watched.items()):
+      if not any(m in row for m in metrics):  # a gate, a penalty: it has no bound
+        del self._watched[name], self._acted[name]
+        continue
       self._acted[name] += sum(np.nan_to_num(row.get(m, 0.0)) for m in metrics)
 
   def warn(self) -> None:
@@ -160,17 +165,35 @@ class _Idle:
           ", ".join(never))
 
 
-def _header(config: ConfigDict, parts: Parts, workdir: str) -> None:
-  """Prints, and writes, what runs where and from which code."""
+def _claim(workdir: str, config: ConfigDict, corrections: Mapping) -> None:
+  """The directory is this run's: config, and the text of a user's own pieces."""
+  if not (epath.Path(workdir) / "config.json").exists() and (
+      epath.Path(workdir) / "checkpoints").exists():
+    raise ValueError(f"{workdir}: has checkpoints but no config.json, so nobody "
+                     "can say whose they are; give another workdir")
+  workdir_lib.claim(workdir, config.to_dict())
+  if corrections:
+    workdir_lib.claim(workdir, {name: build_lib.source_of(piece) for name, piece
+                                in corrections.items()}, name="corrections.json")
+
+
+def _header(config: ConfigDict, parts: Parts, workdir: str, start: int,
+            quiet: bool) -> None:
+  """Prints, and adds to provenance.jsonl, what runs where and from which code.
+
+  A call that has nothing left to do (`quiet`) made nothing, and adds nothing.
+  """
+  if quiet:
+    return
   provenance = dict(workdir_lib.provenance(), mesh=mesh_lib.describe(parts.mesh))
   resolved = dict(objective=dataclasses.asdict(parts.objective.spec),
                   constants=parts.constants,
                   max_new_tokens=parts.sampling.max_new_tokens)
   shown = dict(config=config.to_dict(), resolved=resolved, **provenance)
   print(json.dumps(shown, indent=1, default=str), file=sys.stderr)
-  workdir_lib.write_json(f"{workdir}/provenance.json",
-                         json.loads(json.dumps(dict(
-                             provenance, resolved=resolved), default=str)))
+  with (epath.Path(workdir) / "provenance.jsonl").open("a") as file:
+    file.write(json.dumps(dict(after_step=start, **provenance,
+                               resolved=resolved), default=str) + "\n")
 
 
 def _begin(config: ConfigDict, parts: Parts, workdir: str
@@ -253,8 +276,9 @@ def _check_health(metrics, minibatch: Batch, step: int, u: int) -> None:
         f"{row + u * minibatch.mask.shape[0]}, token {token}")
   if int(metrics["update/nonfinite"].value()):
     raise FloatingPointError(
-        f"step {step}, update {u}: non-finite loss or gradient (norm "
-        f"{float(metrics['grad/norm'].value())}) from finite inputs")
+        f"step {step}, update {u}: non-finite loss, gradient (norm "
+        f"{float(metrics['grad/norm'].value())}) or updated parameters, from "
+        "finite inputs")
 
 
 def _is_due(step: int, every: int, last: int) -> bool:

@@ -6,6 +6,7 @@ demonstrations: the very same train step.
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,8 @@ from rl_is.core.types import Array, Batch, Params
 from rl_is.infra import checkpoint, progress, rng
 from rl_is.infra import mesh as mesh_lib
 from rl_is.infra import workdir as workdir_lib
+from rl_is.learner import optimizer, step
 from rl_is.learner import state as state_lib
-from rl_is.learner import step
 from rl_is.models import scoring
 from rl_is.models.transformer import Model
 from rl_is.objective.compose import Objective
@@ -28,7 +29,10 @@ from rl_is.rollout import batching
 
 _OBJECTIVE = Objective(Spec(surrogate="pg", advantage="reward",
                             aggregation="token_mean"))
+# Not the run's optimizer: runs that differ in it may share a warm start.
+_TX = optimizer.make("adamw")
 _PROBE_EVERY, _PROBE_ROWS = 20, 512
+_IDENTITY = "warm_start.json"
 
 
 def params(config: ConfigDict, parts: Parts, workdir: str) -> Params:
@@ -39,16 +43,24 @@ def params(config: ConfigDict, parts: Parts, workdir: str) -> Params:
   placed = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(
           x.shape, x.dtype, sharding=mesh_lib.replicated(parts.mesh)), shapes)
-  if (path / "done.json").exists():
-    workdir_lib.claim(path, identity)
-    return checkpoint.restore_params(path / "params", placed)
-  if path.exists():
-    path.rmtree()  # a kill left it half-made
-  workdir_lib.claim(path, identity)
-  trained, report = _train(config, parts)
-  checkpoint.save_params(path / "params", trained)
-  workdir_lib.write_json(path / "done.json", report)
+  _check_ours(path)
+  workdir_lib.claim(path, identity, name=_IDENTITY)
+  with workdir_lib.lock(path):
+    if (path / "done.json").exists():
+      return checkpoint.restore_params(path / "params", placed)
+    for leftover in path.glob("params*"):
+      leftover.rmtree()  # a kill left it half-made
+    trained, report = _train(config, parts)
+    checkpoint.save_params(path / "params", trained)
+    workdir_lib.write_json(path / "done.json", report)
   return trained
+
+
+def _check_ours(path: epath.Path) -> None:
+  """A directory with anything else in it is left alone."""
+  if path.exists() and not (path / _IDENTITY).exists() and any(path.iterdir()):
+    raise ValueError(f"config.warm_start.path: {path} is not empty and not a warm "
+                     f"start (no {_IDENTITY}); give another directory")
 
 
 def _identity(config: ConfigDict) -> dict:
@@ -68,14 +80,14 @@ def _train(config: ConfigDict, parts: Parts) -> tuple[Params, dict]:
       answer_width=task.max_answer_tokens)
   # The probe is not divided over the mesh: any number of rows will do.
   probe = jax.device_put(
-      encode([p for p in task.heldout if p.answer][:_PROBE_ROWS]),
-      mesh_lib.replicated(mesh))
+      encode([p for p in batching.sample_of(task.heldout, _PROBE_ROWS)
+              if p.answer]), mesh_lib.replicated(mesh))
   constants = dict(
       temperature=config.rollout.temperature, entropy_coef=0.0, weight_decay=0.0,
       grad_clip=1.0, learning_rate=w.learning_rate)
   state = jax.jit(state_lib.init, static_argnums=(1, 2),
                   out_shardings=mesh_lib.replicated(mesh))(
-                      rng.key(config.seed, "init"), model, parts.tx)
+                      rng.key(config.seed, "init"), model, _TX)
   done, chance = 0, 0.0
   with progress.Steps("warm start", w.steps) as bar:
     for n in range(w.steps):
@@ -88,11 +100,15 @@ def _train(config: ConfigDict, parts: Parts) -> tuple[Params, dict]:
           model=model)
       state, _ = step.jit_train_step(
           state, minibatch, constants, objective=_OBJECTIVE, model=model,
-          tx=parts.tx)
+          tx=_TX)
       done = n + 1
       if done % _PROBE_EVERY == 0 or done == w.steps:
         chance = float(_chance(state.params, probe, constants["temperature"],
                                model))
+        if not math.isfinite(chance):
+          raise FloatingPointError(
+              f"warm start: non-finite log-probs after step {done}; try a smaller "
+              "config.warm_start.learning_rate")
         bar.update(done, f"chance of a right answer {chance:.3f}")
         if chance >= w.target:
           break

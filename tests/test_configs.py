@@ -144,6 +144,15 @@ def test_true_in_the_file_itself_is_found():
     ({"objective.preset": "ppo", "objective.corrections": "tis"},
      ["ppo_clip", "tis", "twice"]),
     ({"rollout.mode": "async"}, ["mode", "lag"]),
+    ({"objective.level": "sequence_mean"}, ["level", "pg"]),
+    ({"objective.preset": "icepop", "objective.constants.low": 6.0},
+     ["low", "high"]),
+    ({"objective.regularizer": "k3"}, ["kl_coef"]),
+    ({"objective.preset": "cispo", "objective.corrections": "tis:proximal",
+      "objective.anchor": "proximal", "objective.constants.tis_cap": 0.0},
+     ["tis_cap"]),
+    ({"optimizer.b1": 1.0}, ["b1"]),
+    ({"model.dtype": "float8"}, ["model.dtype", "float32"]),
     ({"optimizer.name": "adam"}, ["adamw"]),
     ({"optimizer.learning_rate": -1.0}, ["learning_rate"]),
     ({"model.heads": 3}, ["heads", "kv_heads"]),
@@ -185,6 +194,22 @@ def test_choices_override_the_preset(one_device):
   assert parts.constants["eps_low"] == 0.2  # the preset's
   assert parts.constants["high"] == 5.0  # the row's
   assert "std_eps" not in parts.constants  # rloo takes none
+
+
+def test_unknown_fields_of_a_file_are_refused(one_device):
+  """Case G02, where no flag is involved."""
+  config = addition.get_config().copy_and_resolve_references()
+  with config.unlocked():
+    config.rollout.topk = 5
+  with pytest.raises(ValueError, match="rollout.topk.*rollout.top_k"):
+    build.build(config, devices=one_device)
+
+
+def test_a_surrogate_brings_its_own_level(one_device):
+  config = addition.get_config()
+  config.objective.surrogate = "topr"
+  assert build.build(config, devices=one_device).objective.spec.level == (
+      "sequence_sum")
 
 
 def test_constant_length_is_the_longest_answer_unless_set(one_device):

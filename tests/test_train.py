@@ -17,7 +17,7 @@ from absl import logging
 from configs import addition
 from rl_is import build, evaluate, overrides, train, warm_start
 from rl_is.core.types import Weights
-from rl_is.infra import mesh as mesh_lib, metrics, rng
+from rl_is.infra import mesh as mesh_lib, metrics, rng, workdir
 from rl_is.infra.checkpoint import Checkpoints
 from rl_is.learner import state as state_lib, step
 from rl_is.rollout import generator
@@ -149,10 +149,10 @@ def test_a_run_is_evaluated_from_its_directory(warm, tmp_path, one_device):
   assert again["step"] == 6
   for name in ("eval/accuracy", "eval/pass@2", "eval/length_mean"):
     assert again[name] == result.last[name]
-  more = evaluate.of_run(str(tmp_path), prompts=3, samples=5, temperature=0.0)
+  more = evaluate.of_run(str(tmp_path), prompts=3, samples=5)
   assert more["eval/prompts"] == 3 and "eval/pass@4" in more
-  # Greedy answers to one prompt are all the same.
-  assert more["eval/pass@1"] == more["eval/pass@4"]
+  # Greedy answers to one prompt are all the same: no pass@k of them.
+  assert "eval/pass@2" not in evaluate.of_run(str(tmp_path), temperature=0.0)
 
 
 def test_another_config_is_refused_in_the_same_directory(warm, tmp_path,
@@ -280,15 +280,94 @@ def test_a_warm_start_of_another_model_is_refused(warm, tmp_path, one_device):
 
 def test_a_half_made_warm_start_is_made_again(tmp_path, one_device):
   path = tmp_path / "start"
-  (path / "params").mkdir(parents=True)  # a kill before done.json
   config = tiny(str(path), train__steps=1)
+  workdir.claim(str(path), warm_start._identity(config), name="warm_start.json")
+  (path / "params").mkdir()  # a kill before done.json
   train.run(config, str(tmp_path / "run"), devices=one_device)
   assert json.loads((path / "done.json").read_text())["steps"] == 4
 
 
-def command(workdir, *more):
+def test_a_directory_of_something_else_is_left_alone(tmp_path, one_device):
+  (tmp_path / "mine").mkdir()
+  (tmp_path / "mine" / "thesis.txt").write_text("three years")
+  with pytest.raises(ValueError, match="not a warm start"):
+    train.run(tiny(str(tmp_path / "mine")), str(tmp_path / "run"),
+              devices=one_device)
+  assert (tmp_path / "mine" / "thesis.txt").read_text() == "three years"
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(warm, tmp_path, one_device,
+                                                    caplog):
+  """Case E10: the one before is used, and said; the end is the same."""
+  config = tiny(warm)
+  whole = train.run(config, str(tmp_path), devices=one_device)
+  newest = tmp_path / "checkpoints" / "6"
+  for path in newest.rglob("*"):
+    if path.is_file() and "state" in path.parts:
+      path.write_bytes(path.read_bytes()[:3])
+  again = train.run(config, str(tmp_path), devices=one_device)
+  assert "checkpoint 6" in caplog.text
+  equal(whole.params, again.params)
+  assert [r["step"] for r in metrics.read(str(tmp_path))] == list(range(1, 7))
+
+
+def test_checkpoints_without_a_config_are_nobodys(warm, tmp_path, one_device):
+  config = tiny(warm)
+  train.run(config, str(tmp_path), devices=one_device)
+  (tmp_path / "config.json").unlink()
+  with pytest.raises(ValueError, match="no config.json"):
+    train.run(config, str(tmp_path), devices=one_device)
+
+
+def test_lost_metrics_are_said(warm, tmp_path, one_device):
+  config = tiny(warm)
+  train.run(config, str(tmp_path), devices=one_device)
+  (tmp_path / "metrics.jsonl").write_text("")
+  with pytest.raises(ValueError, match="steps 1 to 6"):
+    train.run(config, str(tmp_path), devices=one_device)
+
+
+def test_a_directory_is_used_by_one_process_at_a_time(tmp_path):
+  with workdir.lock(str(tmp_path)):
+    with pytest.raises(ValueError, match=f"in use by process {os.getpid()}"):
+      with workdir.lock(str(tmp_path)):
+        pass
+  with workdir.lock(str(tmp_path)):
+    pass
+
+
+def test_another_text_of_a_users_own_piece_is_another_run(warm, tmp_path,
+                                                          one_device):
+  def half(num, behaviour, mask, *, level="token"):
+    return Weights(jnp.where(mask, 0.5, 0.0), mask, num - behaviour)
+
+  def third(num, behaviour, mask, *, level="token"):
+    return Weights(jnp.where(mask, 0.3, 0.0), mask, num - behaviour)
+
+  config = tiny(warm, "lag=2", objective__corrections="mine:current",
+                evaluate__prompts=0)
+  train.run(config, str(tmp_path), devices=one_device,
+            corrections=dict(mine=half))
+  with pytest.raises(ValueError, match="mine"):
+    train.run(config, str(tmp_path), devices=one_device,
+              corrections=dict(mine=third))
+  assert evaluate.of_run(str(tmp_path), prompts=4)["step"] == 6
+
+
+@pytest.mark.parametrize("fn,word", [
+    (lambda num, behaviour, mask: None, "level"),
+    (lambda num, behaviour, mask, *, level: num, "Weights"),
+    (lambda num, behaviour, mask, *, level: Weights(
+        num[:, :1], mask, num), r"\(2, 1\)")])
+def test_a_users_own_correction_is_tried_out_first(warm, one_device, fn, word):
+  config = tiny(warm, objective__corrections="mine:current")
+  with pytest.raises(ValueError, match=f"mine.*{word}"):
+    build.build(config, devices=one_device, corrections=dict(mine=fn))
+
+
+def command(directory, *more):
   return [sys.executable, "-m", "rl_is.main",
-          "--config=configs/addition.py:lag=3,tiny", f"--workdir={workdir}",
+          "--config=configs/addition.py:lag=3,tiny", f"--workdir={directory}",
           "--config.objective.preset=gspo", "--config.train.steps=40",
           "--config.evaluate.prompts=0", "--config.checkpoint.every=7", *more]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 import orbax.checkpoint as ocp
 
 from rl_is.core.types import Batch
@@ -38,6 +39,8 @@ class Checkpoints:
     return self._manager.latest_step()
 
   def save(self, step: int, saved: Saved) -> None:
+    if step in self._manager.all_steps():  # damaged, or it would not be redone
+      self._manager.delete(step)
     items = dict(state=ocp.args.StandardSave(saved.state),
                  position=ocp.args.JsonSave(
                      dict(saved.position, queued=len(saved.queue))))
@@ -46,6 +49,25 @@ class Checkpoints:
           {str(i): _fields(batch) for i, batch in enumerate(saved.queue)})
     # force: the caller decides when; a step is never saved twice.
     self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+
+  def restore_newest(self, abstract_state: Any) -> Saved | None:
+    """The newest checkpoint that can be read; None if there is none at all.
+
+    A damaged one is said and passed over; if all are, the newest's error stands.
+    """
+    failures = []
+    for step in sorted(self._manager.all_steps(), reverse=True):
+      try:
+        return self.restore(step, abstract_state)
+      except Exception as error:  # whatever orbax meets in damaged files
+        failures.append(error)
+        logging.warning("checkpoint %d of %s cannot be read (%s: %s); trying the "
+                        "one before", step, self._manager.directory,
+                        type(error).__name__, str(error).splitlines()[0][:200])
+    if failures:
+      raise ValueError(f"{self._manager.directory}: no checkpoint can be read"
+                       ) from failures[0]
+    return None
 
   def restore(self, step: int, abstract_state: Any) -> Saved:
     position = self._manager.restore(step, args=ocp.args.Composite(

@@ -18,6 +18,11 @@ class MetricsWriter:
                tensorboard: bool = False):
     self._path = epath.Path(workdir) / "metrics.jsonl"
     kept = [row for row in read(workdir) if row["step"] <= after_step]
+    if [row["step"] for row in kept] != list(range(1, after_step + 1)):
+      raise ValueError(
+          f"{self._path}: expected a row for each of steps 1 to {after_step}, "
+          f"which the checkpoint is of, got {len(kept)}")
+    self.last = kept[-1] if kept else {}
     _replace(self._path, "".join(json.dumps(row) + "\n" for row in kept))
     self._file = self._path.open("a")
     self._board = _board(workdir, after_step) if tensorboard else None
@@ -38,13 +43,19 @@ class MetricsWriter:
 
 
 def read(workdir: str) -> list[dict]:
-  """The whole rows of `metrics.jsonl`; a last line cut by a kill is left out."""
+  """The whole rows of `metrics.jsonl`; a last line that a kill cut is left out."""
   path = epath.Path(workdir) / "metrics.jsonl"
   if not path.exists():
     return []
   lines = path.read_text().split("\n")
-  # Only what a newline ended was written whole.
-  return [json.loads(line) for line in lines[:-1]]
+  rows = []
+  for number, line in enumerate(lines[:-1], 1):  # only whole lines
+    try:
+      rows.append(json.loads(line))
+    except json.JSONDecodeError as error:
+      raise ValueError(f"{path}, line {number}: not a row of metrics: {error}"
+                       ) from None
+  return rows
 
 
 def _finite(value):
@@ -64,7 +75,7 @@ def _board(workdir: str, after_step: int):
     from tensorboardX import SummaryWriter
   except ImportError as error:
     raise ImportError("config.track.tensorboard needs tensorboardX: "
-                      "pip install 'rl_is[track]'") from error
+                      "pip install -e '.[track]'") from error
   # purge_step hides the points of steps that will be written again.
   return SummaryWriter(os.path.join(workdir, "tensorboard"),
                        purge_step=after_step + 1)

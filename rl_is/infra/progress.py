@@ -39,6 +39,8 @@ class Steps:
       self._bar.update(self._task, completed=done, note=note)
       return
     now = time.monotonic()
+    if done == self._first + 1:  # what came before was compilation
+      self._first, self._start = done, now
     if now - self._last < self._every_s and done < self._total:
       return
     self._last = now

@@ -1,5 +1,7 @@
 """A run's directory: whose it is, and what made it. Floor 2."""
 
+import contextlib
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -30,6 +32,8 @@ def claim(path: str, identity: dict[str, Any], name: str = "config.json"
   keys that differ, so that two runs never mix in one directory.
   """
   directory = epath.Path(path)
+  if directory.exists() and not directory.is_dir():
+    raise ValueError(f"{path}: expected a directory, found a file")
   file = directory / name
   identity = json.loads(json.dumps(identity))  # as it will be read back
   if file.exists():
@@ -44,6 +48,29 @@ def claim(path: str, identity: dict[str, Any], name: str = "config.json"
     return
   directory.mkdir(parents=True, exist_ok=True)
   write_json(file, identity)
+
+
+@contextlib.contextmanager
+def lock(path: str):
+  """Holds the directory for this process; a second one is refused by name.
+
+  The lock goes with the process, however it ends. On gs:// there is none.
+  """
+  if "://" in str(path):
+    yield
+    return
+  os.makedirs(path, exist_ok=True)
+  with open(os.path.join(path, ".lock"), "a+") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      file.seek(0)
+      raise ValueError(f"{path}: in use by process {file.read().strip()}"
+                       ) from None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    yield
 
 
 def write_json(file: os.PathLike, value: Any) -> None:

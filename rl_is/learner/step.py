@@ -40,8 +40,10 @@ def train_step(state: State, minibatch: Batch, constants: dict[str, Array],
                ) -> tuple[State, dict[str, Mean | Max]]:
   """Scores, differentiates, moves. Three cases leave the state's weights alone:
 
-  a non-finite input (`first_bad` >= 0) or gradient: the host stops the run; and
-  an update without signal, which is counted and still counts as a version.
+  a non-finite input (`first_bad` >= 0), gradient or result: the host stops the
+  run; and an update without signal, whose gradient is exactly zero (no advantage
+  that differs, nothing kept, no regularizer): weight decay and momentum alone
+  move nothing. It is counted, and still counts as a version.
   """
   score = functools.partial(scoring.score, batch=minibatch, model=model,
                             temperature=constants["temperature"])
@@ -57,16 +59,16 @@ def train_step(state: State, minibatch: Batch, constants: dict[str, Array],
       loss_fn, has_aux=True)(state.params)
   norm = optax.tree.norm(grads)
   bad = masked.first_bad(minibatch.mask, logp, *objective.inputs(minibatch))
-  finite = jnp.isfinite(norm) & jnp.isfinite(loss)
-  signal = objective.has_signal(minibatch, constants)
-  move = signal & finite & (bad < 0)
-
+  signal = norm != 0
   scale = optimizer.clip_scale(norm, constants["grad_clip"])
   rate = optimizer.warm_up(constants["learning_rate"], state.version,
                            warmup_updates)
   params, opt_state = optimizer.step(
       tx, jax.tree.map(lambda g: g * scale.astype(g.dtype), grads),
       state.opt_state, state.params, dict(constants, learning_rate=rate))
+  finite = (jnp.isfinite(norm) & jnp.isfinite(loss)
+            & jnp.isfinite(optax.tree.norm(params)))
+  move = signal & finite & (bad < 0)
   keep = functools.partial(jax.tree.map, functools.partial(jnp.where, move))
   one = lambda x: Mean(jnp.asarray(x, jnp.float32), jnp.float32(1))
   metrics |= {

@@ -32,6 +32,11 @@ class TransformerConfig:
       if getattr(self, name) < 1:
         raise ValueError(f"model.{name}: expected >= 1, got "
                          f"{getattr(self, name)}")
+    for name in ("dtype", "param_dtype"):
+      checks.choice(f"model.{name}", getattr(self, name),
+                    ("float32", "bfloat16", "float16", "float64"))
+    checks.choice("model.head_precision", self.head_precision,
+                  ("highest", "bf16"))
     checks.divisible("model.heads", self.heads, "model.kv_heads", self.kv_heads)
     checks.divisible("model.head_dim", self.head_dim, "rotary pairs", 2)
 

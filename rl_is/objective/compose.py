@@ -129,15 +129,6 @@ class Objective:
     metrics["policy/logp"] = masked.mean(lax.stop_gradient(logp), mask)
     return total + regularizer, metrics | more
 
-  def has_signal(self, batch: Batch, constants: Mapping[str, Array]) -> Array:
-    """Whether an update on these rows can move anything: scalar bool."""
-    live = (batch.adv != 0) & (batch.token_weight["policy"] != 0) & batch.keep
-    regularized = constants["entropy_coef"] != 0
-    if self.spec.regularizer != "none":
-      coef = self._names(self.spec.regularizer)["kl_coef"]
-      regularized |= constants[coef] != 0
-    return live.any() | (regularized & batch.mask.any())
-
   def inputs(self, batch: Batch) -> list[Array]:
     """The arrays that must be finite wherever the mask is True."""
     recorded = (batch.logp_behaviour, batch.logp_prox, batch.logp_ref, batch.adv)

@@ -18,7 +18,7 @@ ENTROPY_COEF = ops.Constant(0.0, closed=True, help="weight of the entropy bonus"
 # What the choices of `Spec.proximal` take.
 PROXIMAL = {
     "start": {},
-    "ewma": dict(ewma_decay=ops.Constant(0.9, closed=True, high=1.0,
+    "ewma": dict(ewma_decay=ops.Constant(0.9, closed=True, high=0.999999,
                                          help="of the proximal parameters")),
     "log_linear": {},
 }
@@ -71,11 +71,28 @@ def resolve(spec: Spec, defaults: Mapping[str, float],
       values[canonical] = value
   missing = [name for name, value in values.items() if value is None]
   if missing:
+    shared = [kw for (_, kw), name in names(spec, extra).items()
+              if name == missing[0] and kw != name]
+    hint = (f" ({shared[0]!r} is a constant of several pieces here, so it has "
+            "their names in front)" if shared else "")
     raise ValueError(f"objective.constants.{missing[0]}: needed by the chosen "
-                     "pieces and not set")
+                     f"pieces and not set{hint}")
+  _check_bands(spec, extra, values)
   return {name: checks.in_range(
       f"objective.constants.{name}", value, takes[name].low, takes[name].high,
       takes[name].closed) for name, value in values.items()}
+
+
+def _check_bands(spec: Spec, extra: Extra, values: Mapping[str, float]) -> None:
+  """A lower edge above its upper edge would drop or cap everything."""
+  of = {(piece, kw): name for (piece, kw), name in names(spec, extra).items()}
+  for low, high in (("low", "high"), ("floor", "cap"), ("lower", "upper")):
+    for (piece, kw), name in of.items():
+      other = of.get((piece, high)) if kw == low else None
+      if other and values[name] >= values[other]:
+        raise ValueError(
+            f"objective.constants.{name} = {values[name]}: expected less than "
+            f"{other} = {values[other]}")
 
 
 def inert(spec: Spec, updates_per_batch: int, extra: Extra = {}
@@ -94,7 +111,8 @@ def inert(spec: Spec, updates_per_batch: int, extra: Extra = {}
   why = (f"{spec.surrogate} is anchored on {spec.anchor!r} with "
          f"{updates_per_batch} update(s) a batch, so its ratio is always 1")
   return {name: why for (piece, kw), name in names(spec, extra).items()
-          if piece == spec.surrogate and kw not in SHARED}
+          if piece == spec.surrogate and kw not in SHARED
+          and not kw.startswith("cov_")}  # a covariance is no ratio
 
 
 def all_names() -> list[str]:

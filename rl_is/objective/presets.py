@@ -189,8 +189,9 @@ PRESETS = {
     "deepseek_v32": Preset(
         dataclasses.replace(_PPO, regularizer="k3", kl_weight="behaviour",
                             corrections=(Correction("opsm", num="current"),)),
-        dict(_CLIP, delta=0.5),
-        "DeepSeek-V3.2 2025, arXiv 2512.02556 (delta unpublished; TRL's)"),
+        dict(_CLIP, delta=0.5, kl_coef=1e-3),
+        "DeepSeek-V3.2 2025, arXiv 2512.02556 (delta and KL weight "
+        "unpublished)"),
     "prime_rl": Preset(
         Spec(surrogate="dppo_tv", options=(("form", "ratio"),)),
         dict(delta_low=0.2, delta_high=0.2, kl_tau=1e-3),

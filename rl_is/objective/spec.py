@@ -187,7 +187,8 @@ def _check_options(spec: Spec, extra: Extra) -> None:
 def factors(spec: Spec, table: Extra) -> list[tuple[str, str, str]]:
   """(piece, numerator, denominator) of everything that multiplies the loss."""
   out = []
-  if ops.SURROGATES[spec.surrogate].has_factor:
+  surrogate = ops.SURROGATES[spec.surrogate]
+  if surrogate.has_factor and surrogate.multiplies:
     out.append((spec.surrogate, "current", spec.anchor))
   out += [(c.name, c.num, c.den) for c in spec.corrections
           if table[c.row].has_factor]

@@ -1,9 +1,9 @@
 """Floor 1: the maths on arrays, and the literal tables of it.
 
 A table row says which function it is, the constants it takes with their default
-and range, and where it comes from. Config fields, `--list_presets` and the
-property tests are generated from these rows; a new piece is one function, one
-row here and one test. `[B, T]` everywhere; jax only.
+and range, and where it comes from. `--list_presets` and the property tests are
+generated from these rows, and the config's list of constants is held to them; a
+new piece is one function, one row here and one test. `[B, T]` everywhere; jax only.
 """
 
 import dataclasses
@@ -54,6 +54,7 @@ class Row:
   # It multiplies the loss by a ratio: for a surrogate ("current", its anchor),
   # for a correction (its numerator, its denominator).
   has_factor: bool = False
+  multiplies: bool = True  # False: it has an anchor, and adds a penalty
   has_level: bool = True
   # Needs the whole minibatch at once: refused with more than one microbatch.
   is_coupled: bool = False
@@ -121,10 +122,12 @@ SURROGATES = {
              cap=_c(3.0, help="bound on 1/r where A > 0"))),
     "dro": _surrogate(
         _soft.dro, "Richemond et al. 2024, arXiv 2405.19107",
-        dict(beta=_c(help="weight of the squared log ratio"))),
+        dict(beta=_c(help="weight of the squared log ratio")),
+        multiplies=False),
     "opmd": _surrogate(
         _soft.opmd, "Kimi k1.5 2025, arXiv 2501.12599",
-        dict(tau=_c(help="weight of the squared sequence log ratio"))),
+        dict(tau=_c(help="weight of the squared sequence log ratio")),
+        multiplies=False),
     "dppo_tv": _surrogate(
         _trust.dppo_tv, "DPPO 2026, arXiv 2602.04879",
         dict(delta_low=_c(0.15, help="largest fall of a probability, A <= 0"),
@@ -283,7 +286,7 @@ AGGREGATIONS = {
 def _kl(fn, clamp, source="Schulman 2020"):
   """Its own clamp: the estimators differ in whether they need one."""
   return Row(fn, source, dict(
-      kl_coef=_c(0.0, closed=True, help="weight of the KL term"),
+      kl_coef=_c(closed=True, help="weight of the KL term"),
       kl_clamp=_c(clamp, help="nats; the log ratio is clamped to +- this",
                   keyword="max_log_ratio"),
       max_kl=_c(_INF, help="nats; beyond it the gradient is zero")))

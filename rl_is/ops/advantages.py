@@ -11,6 +11,7 @@ One number a token: `token_advantages` and, with a value, `values`.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from rl_is.core import checks, masked
@@ -27,13 +28,21 @@ def centre(fn: str, reward: Array, group: Array):
                      f"{jnp.result_type(group)}")
   reward = masked.wide(reward)
   keep = ~jnp.isnan(reward)
+  in_range = (group >= 0) & (group < reward.shape[0])
+  if not isinstance(group, jax.core.Tracer):
+    ids = np.asarray(group)
+    if ids.size and not (0 <= ids.min() and ids.max() < ids.size):
+      raise ValueError(f"{fn}: group: expected values in [0, {ids.size}), got "
+                       f"{ids.min()} to {ids.max()}")
   size = reward.shape[0]
   smallest = jax.ops.segment_min(
       jnp.where(keep, reward, jnp.inf), group, size)[group]
   above = jnp.where(keep, reward - smallest, 0)
   count = group_sum(keep.astype(reward.dtype), group)
   mean = group_sum(above, group) / jnp.maximum(count, 1)
-  return jnp.where(keep, above - mean, 0), count, keep
+  # Traced ids cannot be refused: NaN, which is seen, not 0, which is not.
+  centred = jnp.where(in_range, above - mean, jnp.nan)
+  return jnp.where(keep, centred, 0), count, keep
 
 
 def group_sum(x: Array, group: Array) -> Array:

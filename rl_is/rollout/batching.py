@@ -20,6 +20,15 @@ def problem_index(seed: int, cursor: int, count: int) -> int:
   return int(_permutation(seed, epoch, count)[place])
 
 
+def sample_of(problems: Sequence[Problem], count: int) -> list[Problem]:
+  """The first `count` problems of a fixed shuffle: all of them if they are few.
+
+  Tasks enumerate: the first of them in their own order are the small ones.
+  """
+  order = _permutation(0, 0, len(problems))
+  return [problems[i] for i in order[:count]]
+
+
 @functools.lru_cache(maxsize=4)
 def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
   return np.random.default_rng([seed, epoch]).permutation(count)

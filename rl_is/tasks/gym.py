@@ -79,7 +79,7 @@ def _import_factory():
     from reasoning_gym import factory  # an extra: only who asks for it pays
   except ImportError as e:
     raise ImportError("gym tasks need reasoning-gym: "
-                      "pip install 'rl_is[tasks]'") from e
+                      "pip install -e '.[tasks]'") from e
   return factory
 
 

@@ -72,6 +72,29 @@ def test_equal_rewards_move_nothing_and_are_counted(state):
   assert np.isfinite(float(metrics["loss"].value()))
 
 
+def test_a_correction_that_drops_everything_is_no_signal(state):
+  """Case A06: the gradient is zero, so decay and momentum do not act either."""
+  objective = Objective(Spec("pg", corrections=(Correction("mis", "current"),)))
+  new, metrics = update(state, make_batch(), dict(CONSTANTS, cap=1e-9), objective)
+  assert_untouched(new, state)
+  assert float(metrics["update/without_signal"].value()) == 1
+
+
+def test_a_surrogate_that_pulls_where_the_advantage_is_zero_is_a_signal(state):
+  """dro's penalty acts at A = 0: such an update must not be thrown away."""
+  objective = Objective(Spec("dro"))
+  new, metrics = update(state, make_batch(reward=(1.0,) * 4),
+                        dict(CONSTANTS, beta=1.0), objective)
+  assert float(metrics["update/without_signal"].value()) == 0
+  assert float(metrics["grad/norm"].value()) > 0
+
+
+def test_an_update_that_would_be_non_finite_is_not_made(state):
+  new, metrics = update(state, make_batch(), dict(CONSTANTS, learning_rate=np.inf))
+  assert_untouched(new, state)
+  assert int(metrics["update/nonfinite"].value()) == 1
+
+
 def test_an_all_masked_batch_moves_nothing(state):
   """Case B06."""
   batch = make_batch()

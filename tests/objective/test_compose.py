@@ -33,7 +33,8 @@ def make_batch(seed=0):
 
 
 def constants_of(spec, **given):
-  preset_like = dict(eps_low=0.2, eps_high=0.3, cap=2.0, length=5.0)
+  preset_like = dict(eps_low=0.2, eps_high=0.3, cap=2.0, length=5.0,
+                     kl_coef=0.1)
   takes = constants_lib.taken(spec)
   return constants_lib.resolve(
       spec, {k: v for k, v in preset_like.items() if k in takes}, given)
@@ -162,19 +163,6 @@ def test_unscorable_rows_leave_numerator_and_denominator():
       PolicyOutputs(l), prepared, constants)[0])(jnp.full((4, 1), -1.0))
   np.testing.assert_allclose(  # three tokens count: -A / 3
       grad[:, 0], [-2 / 9, 0, 1 / 9, 1 / 9], rtol=1e-6)
-
-
-@pytest.mark.parametrize("reward,kl,expected", [
-    ([1.0, 1.0, 1.0, 1.0], 0.0, False), ([1.0, 0.0, 1.0, 1.0], 0.0, True),
-    ([1.0, 1.0, 1.0, 1.0], 0.1, True), ([float("nan")] * 4, 0.0, False)])
-def test_signal(reward, kl, expected):
-  objective = Objective(Spec("pg", regularizer="k2"))
-  ones = jnp.ones((4, 2), bool)
-  batch = Batch(jnp.zeros((4, 2), int), ones, ones, jnp.asarray(reward),
-                jnp.zeros(4, int), logp_ref=jnp.zeros((4, 2)))
-  constants = constants_of(objective.spec, kl_coef=kl)
-  prepared = objective.prepare(batch, constants)
-  assert bool(objective.has_signal(prepared, constants)) == expected
 
 
 @pytest.mark.parametrize("spec,field", [

@@ -275,3 +275,12 @@ def test_errors_name_the_argument():
     advantages.pass_at_k(r, g, std="batch")
   with pytest.raises(ValueError, match="lone: .*zero"):
     token_advantages.optimal_token_baseline(r, g, mask, x, x, lone="zer")
+
+
+def test_group_ids_out_of_range_are_refused_or_nan():
+  """Dataset prompt ids are a natural mistake: never an advantage of 0."""
+  reward, group = jnp.array([1.0, 0.0, 1.0]), jnp.array([7, 7, 8])
+  for fn in (advantages.grpo, advantages.dr_grpo, advantages.rloo):
+    with pytest.raises(ValueError, match=r"group: expected values in \[0, 3\)"):
+      fn(reward, group)
+    assert np.isnan(jax.jit(fn)(reward, group).adv).all()
