@@ -55,9 +55,9 @@ def _group_var(centred: Array, group: Array, n: Array) -> Array:
 
 def _over_std(x: Array, var: Array, std_eps) -> Array:
   """x / (std + eps); 0 where the variance is 0."""
-  positive = ~(var <= 0)  # NaN passes, and is seen
+  positive = var > 0
   std = jnp.sqrt(jnp.where(positive, var, 1))
-  return jnp.where(positive, x / (std + std_eps), 0)
+  return jnp.where(positive, x / (std + std_eps), 0 * x)  # 0 * NaN is seen
 
 
 def _leave_one_out(reward: Array, group: Array, keep: Array):
