@@ -188,7 +188,8 @@ def factors(spec: Spec, table: Extra) -> list[tuple[str, str, str]]:
   """(piece, numerator, denominator) of everything that multiplies the loss."""
   out = []
   surrogate = ops.SURROGATES[spec.surrogate]
-  if surrogate.has_factor and surrogate.multiplies:
+  # On `current` it is current/current: 1, with the gradient of the score.
+  if surrogate.has_factor and surrogate.multiplies and spec.anchor != "current":
     out.append((spec.surrogate, "current", spec.anchor))
   out += [(c.name, c.num, c.den) for c in spec.corrections
           if table[c.row].has_factor]

@@ -1,0 +1,119 @@
+"""Another system's configuration, in its own words -> our objective. Floor 2.
+
+A system is a function of its config: its key names, with its defaults. A key
+that it does not have, or that we cannot follow, is refused by name.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rl_is.core import checks
+from rl_is.objective.spec import Correction, Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Dialect:
+  """Our objective, its constants, and where that system departs from papers."""
+
+  spec: Spec
+  constants: dict[str, float]
+  departs: tuple[str, ...]
+
+
+def _read(system: str, config: Mapping[str, Any], defaults: Mapping[str, Any],
+          only: Mapping[str, Any]) -> dict[str, Any]:
+  """The config over its defaults; `only`: keys that we follow at one value."""
+  for key, value in config.items():
+    checks.choice(f"{system}: key", key, {**defaults, **only})
+    if key in only and value != only[key]:
+      raise ValueError(f"{system}: {key}={value!r} is not supported (only "
+                       f"{only[key]!r})")
+  return {**defaults, **config}
+
+
+def nemo_rl(config: Mapping[str, Any]) -> Dialect:
+  """NeMo-RL's ClippedPGLossConfig, at commit 7ea279ab (2026-08-22)."""
+  c = _read("nemo_rl", config, dict(
+      disable_ppo_ratio=False, ratio_clip_min=0.2, ratio_clip_max=0.2,
+      ratio_clip_c=None, sequence_level_importance_ratios=False, use_cispo=False,
+      force_on_policy_ratio=False, use_importance_sampling_correction=False,
+      truncated_importance_sampling_type=None,
+      truncated_importance_sampling_ratio=None,
+      truncated_importance_sampling_ratio_min=None,
+      use_on_policy_kl_approximation=False, reference_policy_kl_penalty=0.01,
+      reference_policy_kl_type="k3", kl_input_clamp_value=20.0,
+      kl_output_clamp_value=10.0, token_level_loss=True),
+            dict(positive_example_nll_weight=0.0))
+  surrogate, constants = _nemo_surrogate(c)
+  corrections, more = _nemo_corrections(c)
+  constants |= more
+  spec = Spec(
+      surrogate, "current" if c["force_on_policy_ratio"] else "proximal",
+      "sequence_mean" if c["sequence_level_importance_ratios"] else "token",
+      corrections=corrections, advantage="given",
+      aggregation=("token_mean" if c["token_level_loss"] else
+                   "sequence_mean_token_mean"),
+      options=() if c["token_level_loss"] else (("empty", "count"),))
+  if c["reference_policy_kl_penalty"]:
+    spec = dataclasses.replace(
+        spec, regularizer=c["reference_policy_kl_type"], kl_weight=(
+            "behaviour" if c["use_on_policy_kl_approximation"] else "score"))
+    off = lambda limit: math.inf if limit is None else limit
+    constants |= dict(kl_coef=c["reference_policy_kl_penalty"],
+                      kl_clamp=off(c["kl_input_clamp_value"]),
+                      max_kl=off(c["kl_output_clamp_value"]))
+  return Dialect(spec, constants, (
+      "no clamp of log ratios; a weight that overflows becomes 0, not the cap",
+      "sequence means count rows without a token",
+      "dropped tokens stay in the denominator",
+      "the KL term's gradient has the score function's part too"))
+
+
+def _nemo_surrogate(c: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
+  low, high = c["ratio_clip_min"], c["ratio_clip_max"]
+  if c["disable_ppo_ratio"]:
+    return "pg", {}
+  if c["use_cispo"]:
+    return "cispo", dict(cispo_floor=1 - low, cispo_cap=1 + high,
+                         max_log_ratio=math.inf)
+  clip = dict(eps_low=low, eps_high=high, max_log_ratio=math.inf)
+  if c["ratio_clip_c"] is None:
+    return "ppo_clip", clip
+  return "dual_clip", dict(clip, clip_c=c["ratio_clip_c"])
+
+
+def _nemo_corrections(c: Mapping[str, Any]
+                      ) -> tuple[tuple[Correction, ...], dict[str, float]]:
+  if not c["use_importance_sampling_correction"]:
+    return (), {}
+  num = "current" if c["force_on_policy_ratio"] else "proximal"
+  level = ("sequence_sum" if c["sequence_level_importance_ratios"] else "token")
+  kind = c["truncated_importance_sampling_type"]
+  high = c["truncated_importance_sampling_ratio"]
+  low = c["truncated_importance_sampling_ratio_min"]
+  tis = Correction("tis", num, level)
+  clamp = dict(max_log_ratio=math.inf)
+  if kind is None:
+    return (tis,), dict(clamp, tis_cap=math.inf)
+  if kind == "tis":
+    return (tis,), dict(clamp, tis_cap=high, tis_floor=low or 0.0)
+  if kind == "icepop":
+    return (Correction("icepop", num, level),), dict(
+        clamp, icepop_low=low, icepop_high=high)
+  if kind == "seq-mask-tis":
+    return (Correction("geometric_mask", num), tis), dict(
+        clamp, geometric_mask_low=low, geometric_mask_high=high,
+        tis_cap=math.inf)
+  raise ValueError(checks.unknown(
+      "nemo_rl: truncated_importance_sampling_type", kind,
+      ("tis", "icepop", "seq-mask-tis")))
+
+
+SYSTEMS = {"nemo_rl": nemo_rl}
+
+
+def translate(system: str, config: Mapping[str, Any]) -> Dialect:
+  checks.choice("dialect", system, SYSTEMS)
+  return SYSTEMS[system](config)
