@@ -4,6 +4,7 @@ Cases are known by their config, never by their name. Another folder of the same
 form is read with RL_IS_GOLDEN_DIR.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -43,7 +44,6 @@ def objective_of(peer, config):
   dialect = dialects.translate(keys.SYSTEM[peer], own)
   spec = dialect.spec
   if config.get("sample_mask") == "valid":  # rows without a token do not count
-    import dataclasses
     spec = dataclasses.replace(spec, options=())
   return Objective(spec, full_diagnostics=False), constants_lib.resolve(
       spec, {}, dialect.constants)
@@ -64,7 +64,10 @@ def evaluate(peer, variant, x):
       logp_behaviour=jnp.asarray(x["behav"]), logp_prox=jnp.asarray(x["old"]),
       logp_ref=jnp.asarray(x["ref"]), adv=jnp.asarray(adv))
   prepared = objective.prepare(batch, constants)
-  return jax.value_and_grad(lambda logp: objective.loss(
+  scale = 1.0
+  if "batch_num_tokens" in config:  # a global count in place of this batch's
+    scale = mask.sum() * config["dp_size"] / config["batch_num_tokens"]
+  return jax.value_and_grad(lambda logp: scale * objective.loss(
       PolicyOutputs(logp), prepared, constants)[0])(jnp.asarray(x["logp"]))
 
 
@@ -75,7 +78,7 @@ def agrees(loss, grad, want_loss, want_grad):
                      <= 1e-5 * np.abs(want_grad).max() + 1e-8))
 
 
-@pytest.mark.parametrize("peer,name,variant", cases())
+@pytest.mark.parametrize("peer,name,variant", list(cases()))
 def test_loss_and_gradient(peer, name, variant):
   stored = np.load(GOLDEN / f"{peer}.npz")
   for s in variant["sets"]:
@@ -111,3 +114,19 @@ def test_the_suite_can_fail():
 def test_unknown_and_unsupported_keys_are_refused_by_name(config, word):
   with pytest.raises(ValueError, match=word):
     dialects.translate("nemo_rl", config)
+
+
+def test_the_command_prints_the_objective(capsys):
+  from rl_is import dialects as command
+  words = command.parse(["dual_clip=3.0", "token_level_loss=false",
+                         "vllm_is_correction_type=icepop",
+                         "enable_vllm_is_correction=True",
+                         "vllm_is_truncated_threshold=[0.5, 4]"])
+  text = command.describe("openrlhf", words)
+  for line in ("objective.surrogate = dual_clip",
+               "objective.corrections = icepop:proximal:token",
+               "objective.constants.high = 4", "objective.constants.clip_c = 3",
+               "openrlhf departs: "):
+    assert line in text
+  with pytest.raises(ValueError, match="key=value"):
+    command.parse(["dual_clip"])
