@@ -151,5 +151,5 @@ def test_a_verifier_of_the_library_that_raises_is_not_a_zero():
 
 def test_missing_extra_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-  with pytest.raises(ImportError, match=r"pip install 'rl_is\[tasks\]'"):
+  with pytest.raises(ImportError, match=r"pip install -e '.\[tasks\]'"):
     gym.reasoning_gym_task("leg_counting")
