@@ -16,6 +16,7 @@ class Steps:
     self._label, self._total, self._every_s = label, total, every_s
     self._first, self._start = done, time.monotonic()
     self._last = self._start
+    self._is_warm = False
     self._bar = None
     if sys.stderr.isatty():
       self._bar = Progress(
@@ -39,8 +40,8 @@ class Steps:
       self._bar.update(self._task, completed=done, note=note)
       return
     now = time.monotonic()
-    if done == self._first + 1:  # what came before was compilation
-      self._first, self._start = done, now
+    if not self._is_warm:  # what came before was compilation
+      self._first, self._start, self._is_warm = done, now, True
     if now - self._last < self._every_s and done < self._total:
       return
     self._last = now

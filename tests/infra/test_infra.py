@@ -94,3 +94,17 @@ def test_a_workdir_belongs_to_one_config(tmp_path):
 def test_provenance_names_versions_and_commit():
   p = workdir.provenance()
   assert p["jax"] == jax.__version__ and p["git"]
+
+
+def test_time_left_is_measured_after_the_first_step(monkeypatch, capsys):
+  """A first step of 60 s (compilation), then 2 s each: after 6 of 10, 8 s."""
+  from rl_is.infra import progress
+  clock = iter([0.0] + [60.0 + 2 * i for i in range(6)])
+  monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+  monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False,
+                      raising=False)
+  with progress.Steps("run", 10, every_s=0.0) as bar:
+    for done in range(1, 7):
+      bar.update(done, "reward 0.5")
+  last = capsys.readouterr().err.splitlines()[-1]
+  assert last == "run: step 6/10  reward 0.5  ETA 8 s"
