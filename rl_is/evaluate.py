@@ -106,13 +106,12 @@ def of_run(workdir: str, **changes) -> dict[str, float]:
     raise ValueError(f"prompts: expected >= 1, got {config.evaluate.prompts}")
   parts = build_lib.build(config, corrections=_unknown_corrections(config))
   checkpoints = Checkpoints(workdir)
-  step = checkpoints.latest()
-  if step is None:
-    raise FileNotFoundError(f"{workdir}: no checkpoint there yet")
-  saved = checkpoints.restore(step, build_lib.abstract_state(config, parts))
+  saved = checkpoints.restore_newest(build_lib.abstract_state(config, parts))
   checkpoints.close()
+  if saved is None:
+    raise FileNotFoundError(f"{workdir}: no checkpoint there yet")
   metrics = evaluate(saved.state["learner"].params, config, parts)
-  return dict(step=step, **metrics)
+  return dict(step=saved.position["step"], **metrics)
 
 
 def _unknown_corrections(config: ConfigDict) -> dict:

@@ -73,7 +73,8 @@ def run(config: ConfigDict, workdir: str, *,
         Checkpoints(workdir, keep=config.checkpoint.keep)))
     saved = checkpoints.restore_newest(build_lib.abstract_state(config, parts))
     start = saved.position["step"] if saved else 0
-    _header(config, parts, workdir, start, quiet=start >= steps)
+    if start < steps:  # else this call makes nothing
+      _header(config, parts, workdir, start)
     if saved:
       state, ref = saved.state["learner"], saved.state.get("ref")
       waiting = saved.queue
@@ -146,10 +147,8 @@ class _Idle:
         spec, extra).items() if piece in pieces and kw not in constants_lib.SHARED
         and given & {name, f"{piece}_{kw}"}}
     self._acted = {name: 0.0 for name in self._watched}
-    self._seen = False
 
   def see(self, row: Mapping[str, float]) -> None:
-    self._seen = True
     for name, metrics in list(self._watched.items()):
       if not any(m in row for m in metrics):  # a gate, a penalty: it has no bound
         del self._watched[name], self._acted[name]
@@ -158,7 +157,7 @@ class _Idle:
 
   def warn(self) -> None:
     never = sorted(name for name, acted in self._acted.items() if not acted)
-    if self._seen and never:
+    if never:
       logging.warning(
           "config.objective.constants: %s set, but acted on no token in the "
           "steps of this call: other values may give the same run",
@@ -177,14 +176,8 @@ def _claim(workdir: str, config: ConfigDict, corrections: Mapping) -> None:
                                 in corrections.items()}, name="corrections.json")
 
 
-def _header(config: ConfigDict, parts: Parts, workdir: str, start: int,
-            quiet: bool) -> None:
-  """Prints, and adds to provenance.jsonl, what runs where and from which code.
-
-  A call that has nothing left to do (`quiet`) made nothing, and adds nothing.
-  """
-  if quiet:
-    return
+def _header(config: ConfigDict, parts: Parts, workdir: str, start: int) -> None:
+  """Prints, and adds to provenance.jsonl, what runs where and from which code."""
   provenance = dict(workdir_lib.provenance(), mesh=mesh_lib.describe(parts.mesh))
   resolved = dict(objective=dataclasses.asdict(parts.objective.spec),
                   constants=parts.constants,
@@ -202,7 +195,6 @@ def _begin(config: ConfigDict, parts: Parts, workdir: str
   replicated = mesh_lib.replicated(parts.mesh)
   if config.warm_start.steps:
     params = warm_start.params(config, parts, workdir)
-    # Not donated: the reference may be the same arrays.
     state = jax.jit(state_lib.create, static_argnums=(1, 2),
                     out_shardings=replicated)(
                         params, parts.tx, build_lib.with_ewma(parts))
@@ -211,9 +203,8 @@ def _begin(config: ConfigDict, parts: Parts, workdir: str
                     out_shardings=replicated)(
                         rng.key(config.seed, "init"), parts.model, parts.tx,
                         build_lib.with_ewma(parts))
-  ref = jax.tree.map(np.asarray, state.params)
-  state = jax.tree.map(jax.numpy.copy, state)
-  return state, jax.device_put(ref, replicated) if (
+  # A copy: the state is donated to the first update.
+  return state, jax.tree.map(jax.numpy.copy, state.params) if (
       parts.objective.needs_ref) else None
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -155,6 +156,22 @@ def test_a_run_is_evaluated_from_its_directory(warm, tmp_path, one_device):
   assert "eval/pass@2" not in evaluate.of_run(str(tmp_path), temperature=0.0)
 
 
+@pytest.mark.parametrize("preset", ["ppo_ewma", "a3po", "m2po", "deepseek_v32"])
+def test_objectives_that_need_more_of_the_loop_run_and_resume(
+    warm, tmp_path, one_device, preset):
+  """An average of the parameters, versions, batch masks, a KL reference."""
+  changes = dict(objective__preset=preset, train__updates_per_batch=2,
+                 evaluate__prompts=0)
+  whole = train.run(tiny(warm, "lag=4", **changes), str(tmp_path / "whole"),
+                    devices=one_device)
+  cut = tmp_path / "cut"
+  train.run(tiny(warm, "lag=4", **changes), str(cut), devices=one_device)
+  shutil.rmtree(cut / "checkpoints" / "6")  # as if stopped after step 4
+  again = train.run(tiny(warm, "lag=4", **changes), str(cut), devices=one_device)
+  equal(whole.params, again.params)
+  assert len(metrics.read(str(cut))) == 6
+
+
 def test_another_config_is_refused_in_the_same_directory(warm, tmp_path,
                                                          one_device):
   train.run(tiny(warm), str(tmp_path), devices=one_device)
@@ -171,7 +188,9 @@ def test_a_half_written_checkpoint_is_ignored(warm, tmp_path, one_device):
   partial.mkdir()
   (partial / "state").mkdir()
   checkpoints = Checkpoints(str(tmp_path))
-  assert checkpoints.latest() == 6
+  parts = build.build(config, devices=one_device)
+  newest = checkpoints.restore_newest(build.abstract_state(config, parts))
+  assert newest.position["step"] == 6
   checkpoints.close()
 
 

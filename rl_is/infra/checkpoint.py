@@ -35,9 +35,6 @@ class Checkpoints:
         options=ocp.CheckpointManagerOptions(
             max_to_keep=keep, create=True, enable_async_checkpointing=False))
 
-  def latest(self) -> int | None:
-    return self._manager.latest_step()
-
   def save(self, step: int, saved: Saved) -> None:
     if step in self._manager.all_steps():  # damaged, or it would not be redone
       self._manager.delete(step)

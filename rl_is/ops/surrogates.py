@@ -143,7 +143,8 @@ def dual_clip(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
           -max(-L^ppo_t, clip_c A_t) = -A_t clip(r_t, 1 - eps_low, clip_c), A_t < 0
 
   **Source**: Ye et al., "Mastering Complex Control in MOBA Games with Deep
-    Reinforcement Learning", 2020, https://arxiv.org/abs/1912.09729, section 3.3 (number unverified).
+    Reinforcement Learning", 2020, https://arxiv.org/abs/1912.09729, section
+    3.3 (number unverified).
   **Departs**: as `ppo_clip`. TRL's `delta` caps r for both signs instead.
 
   Args:
