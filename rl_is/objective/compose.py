@@ -178,7 +178,11 @@ class Objective:
     """(adv [B, T], mask without the rows that cannot be scored)."""
     name = self.spec.advantage
     if name == "given":
-      return masked.fill(masked.wide(batch.adv), batch.mask), batch.mask
+      adv = masked.fill(masked.wide(batch.adv), batch.mask)
+      if dict(self.spec.options).get("over") == "sequence":
+        mean = masked.row_mean(adv, batch.mask)
+        adv = masked.fill(jnp.broadcast_to(mean, adv.shape), batch.mask)
+      return adv, batch.mask
     result = ops.ADVANTAGES[name].fn(batch.reward, batch.group, **self._kwargs(
         f"adv_{name}", batch, constants, key=key))
     mask = batch.mask & result.keep[:, None]

@@ -259,7 +259,7 @@ ADVANTAGES = {
         inputs=("mask",), grouped=True),
     "reward": Row(_advantages.reward, "Williams 1992"),
     # The batch's own `adv`, per token: for losses in another trainer.
-    "given": Row(None, "the caller"),
+    "given": Row(None, "the caller", options=dict(over=("token", "sequence"))),
 }
 
 # These rows hold the `_parts` form: objective.prepare needs weights and counts

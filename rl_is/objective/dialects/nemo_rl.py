@@ -1,8 +1,4 @@
-"""Another system's configuration, in its own words -> our objective. Floor 2.
-
-A system is a function of its config: its key names, with its defaults. A key
-that it does not have, or that we cannot follow, is refused by name.
-"""
+"""NeMo-RL's ClippedPGLossConfig. Floor 2."""
 
 import dataclasses
 import math
@@ -10,32 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_is.core import checks
+from rl_is.objective.dialects.base import Dialect, read
 from rl_is.objective.spec import Correction, Spec
-
-
-@dataclasses.dataclass(frozen=True)
-class Dialect:
-  """Our objective, its constants, and where that system departs from papers."""
-
-  spec: Spec
-  constants: dict[str, float]
-  departs: tuple[str, ...]
-
-
-def _read(system: str, config: Mapping[str, Any], defaults: Mapping[str, Any],
-          only: Mapping[str, Any]) -> dict[str, Any]:
-  """The config over its defaults; `only`: keys that we follow at one value."""
-  for key, value in config.items():
-    checks.choice(f"{system}: key", key, {**defaults, **only})
-    if key in only and value != only[key]:
-      raise ValueError(f"{system}: {key}={value!r} is not supported (only "
-                       f"{only[key]!r})")
-  return {**defaults, **config}
 
 
 def nemo_rl(config: Mapping[str, Any]) -> Dialect:
   """NeMo-RL's ClippedPGLossConfig, at commit 7ea279ab (2026-08-22)."""
-  c = _read("nemo_rl", config, dict(
+  c = read("nemo_rl", config, dict(
       disable_ppo_ratio=False, ratio_clip_min=0.2, ratio_clip_max=0.2,
       ratio_clip_c=None, sequence_level_importance_ratios=False, use_cispo=False,
       force_on_policy_ratio=False, use_importance_sampling_correction=False,
@@ -109,55 +86,3 @@ def _nemo_corrections(c: Mapping[str, Any]
   raise ValueError(checks.unknown(
       "nemo_rl: truncated_importance_sampling_type", kind,
       ("tis", "icepop", "seq-mask-tis")))
-
-
-def openrlhf(config: Mapping[str, Any]) -> Dialect:
-  """OpenRLHF's PolicyLoss, at commit 3c3be623 (2026-08-13)."""
-  c = _read("openrlhf", config, dict(
-      policy_loss_type="ppo", clip_eps_low=0.2, clip_eps_high=0.2, dual_clip=None,
-      token_level_loss=True, enable_vllm_is_correction=False,
-      vllm_is_truncated_threshold=(0.5, 5.0), vllm_is_correction_type="tis"), {})
-  checks.choice("openrlhf: policy_loss_type", c["policy_loss_type"],
-                ("ppo", "gspo"))
-  corrected, is_gspo = c["enable_vllm_is_correction"], (
-      c["policy_loss_type"] == "gspo")
-  constants = dict(eps_low=c["clip_eps_low"], eps_high=c["clip_eps_high"],
-                   max_log_ratio=math.inf if is_gspo else 20.0)
-  surrogate = "ppo_clip"
-  if c["dual_clip"] is not None:
-    surrogate, constants["clip_c"] = "dual_clip", c["dual_clip"]
-  spec = Spec(
-      surrogate, "behaviour" if is_gspo and corrected else "proximal",
-      "sequence_mean" if is_gspo else "token", advantage="given",
-      aggregation=("token_mean" if c["token_level_loss"] and not is_gspo else
-                   "sequence_mean_token_mean"))
-  if corrected and not is_gspo:
-    low, high = c["vllm_is_truncated_threshold"]
-    chain, more = _openrlhf_correction(c["vllm_is_correction_type"], low, high)
-    spec, constants = dataclasses.replace(spec, corrections=chain), {
-        **constants, **more}
-  return Dialect(spec, constants, (
-      "with correction on, GSPO is anchored on the sampler and has no weight",
-      "the weight has no clamp: icepop is NaN where it overflows",
-      "seq-mask-tis keeps raw, uncapped weights"))
-
-
-def _openrlhf_correction(kind: str, low: float, high: float
-                         ) -> tuple[tuple[Correction, ...], dict[str, float]]:
-  if kind == "tis":
-    return (Correction("tis"),), dict(tis_cap=high, tis_floor=low)
-  if kind == "icepop":
-    return (Correction("icepop"),), dict(icepop_low=low, icepop_high=high)
-  if kind == "seq-mask-tis":
-    return (Correction("geometric_mask"), Correction("tis")), dict(
-        geometric_mask_low=low, geometric_mask_high=high, tis_cap=math.inf)
-  raise ValueError(checks.unknown("openrlhf: vllm_is_correction_type", kind,
-                                  ("tis", "icepop", "seq-mask-tis")))
-
-
-SYSTEMS = {"nemo_rl": nemo_rl, "openrlhf": openrlhf}
-
-
-def translate(system: str, config: Mapping[str, Any]) -> Dialect:
-  checks.choice("dialect", system, SYSTEMS)
-  return SYSTEMS[system](config)

@@ -1,0 +1,20 @@
+"""Another system's configuration, in its own words -> our objective. Floor 2.
+
+A system is a function of its config: its key names, with its defaults. A key
+that it does not have, or that we cannot follow, is refused by name.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rl_is.core import checks
+from rl_is.objective.dialects.base import Dialect
+from rl_is.objective.dialects.nemo_rl import nemo_rl
+from rl_is.objective.dialects.openrlhf import openrlhf
+
+SYSTEMS = {"nemo_rl": nemo_rl, "openrlhf": openrlhf}
+
+
+def translate(system: str, config: Mapping[str, Any]) -> Dialect:
+  checks.choice("dialect", system, SYSTEMS)
+  return SYSTEMS[system](config)
