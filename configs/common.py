@@ -60,7 +60,8 @@ def base() -> ConfigDict:
       optimizer=dict(
           name="adamw", learning_rate=3e-4, warmup_updates=0, b1=0.9, b2=0.95,
           eps=1e-8, weight_decay=0.0, grad_clip=1.0),
-      # full_diagnostics: also by sign of advantage and by lag, JSD, chi-square...
+      # full_diagnostics: also by sign of advantage and by lag, JSD, chi-square,
+      # and the cosine with the gradient before (one more copy of the parameters).
       train=dict(steps=300, updates_per_batch=1, full_diagnostics=True),
       # Supervised, before step 1: until the chance that a sampled answer to a
       # held-out prompt is right reaches `target`, or for `steps`.

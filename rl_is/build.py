@@ -278,15 +278,10 @@ def _check_rollout(config: ConfigDict, objective: Objective, mesh: Mesh) -> None
         "log-probs; set config.rollout.record_logp=true")
 
 
-def with_ewma(parts: Parts) -> bool:
-  """Whether the learner's state has an average of its parameters."""
-  return parts.objective.spec.proximal == "ewma"
-
-
 def abstract_state(config: ConfigDict, parts: Parts) -> dict[str, Any]:
   """Shapes and placement of what a checkpoint of the run holds."""
   state = jax.eval_shape(
-      lambda key: state_lib.init(key, parts.model, parts.tx, with_ewma(parts)),
+      lambda key: state_lib.init(key, parts.model, parts.tx, parts.objective),
       rng.key(config.seed, "init"))
   tree = dict(learner=state)
   if parts.objective.needs_ref:

@@ -197,12 +197,12 @@ def _begin(config: ConfigDict, parts: Parts, workdir: str
     params = warm_start.params(config, parts, workdir)
     state = jax.jit(state_lib.create, static_argnums=(1, 2),
                     out_shardings=replicated)(
-                        params, parts.tx, build_lib.with_ewma(parts))
+                        params, parts.tx, parts.objective)
   else:
     state = jax.jit(state_lib.init, static_argnums=(1, 2, 3),
                     out_shardings=replicated)(
                         rng.key(config.seed, "init"), parts.model, parts.tx,
-                        build_lib.with_ewma(parts))
+                        parts.objective)
   # A copy: the state is donated to the first update.
   return state, jax.tree.map(jax.numpy.copy, state.params) if (
       parts.objective.needs_ref) else None

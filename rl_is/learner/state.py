@@ -8,6 +8,7 @@ import optax
 
 from rl_is.core.types import Array, Params, pytree
 from rl_is.models.transformer import Model
+from rl_is.objective.compose import Objective
 
 
 @pytree
@@ -17,16 +18,24 @@ class State:
   version: Array  # int32: optimizer updates done; skipped ones count too
   # Average of the parameters, where the objective's proximal policy is one.
   ewma: Params | None = None
+  # The gradient of the update before, for its cosine; 0 before the first.
+  last_grad: Params | None = None
 
 
 def create(params: Params, tx: optax.GradientTransformation,
-           with_ewma: bool = False) -> State:
+           objective: Objective | None = None) -> State:
+  """The state at version 0, with what the objective has the learner keep."""
+  ewma = last_grad = None
   # A copy: the state is donated, and a buffer can be given away once.
-  ewma = jax.tree.map(jnp.copy, params) if with_ewma else None
-  return State(params, tx.init(params), jnp.zeros((), jnp.int32), ewma)
+  if objective is not None and objective.spec.proximal == "ewma":
+    ewma = jax.tree.map(jnp.copy, params)
+  if objective is not None and objective.full_diagnostics:
+    last_grad = jax.tree.map(jnp.zeros_like, params)
+  return State(params, tx.init(params), jnp.zeros((), jnp.int32), ewma,
+               last_grad)
 
 
 def init(key: Array, model: Model, tx: optax.GradientTransformation,
-         with_ewma: bool = False) -> State:
+         objective: Objective | None = None) -> State:
   """A fresh state; under jit with out_shardings it is born where it lives."""
-  return create(model.init(key), tx, with_ewma)
+  return create(model.init(key), tx, objective)

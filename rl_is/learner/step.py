@@ -79,11 +79,27 @@ def train_step(state: State, minibatch: Batch, constants: dict[str, Array],
       "update/first_bad": Max(bad),
   }
   params = keep(params, state.params)
+  last_grad = state.last_grad
+  if last_grad is not None:
+    metrics["grad/cosine_previous"] = _cosine(grads, last_grad)
+    last_grad = keep(grads, last_grad)
   ewma = state.ewma
   if ewma is not None:
     ewma = keep(ratios.ewma(ewma, params, constants["ewma_decay"]), ewma)
   return State(params, keep(opt_state, state.opt_state), state.version + 1,
-               ewma), metrics
+               ewma, last_grad), metrics
+
+
+def _cosine(grads: Params, before: Params) -> Mean:
+  """Cosine of two gradients; counted where neither is 0.
+
+  It stays near 0 on fresh data and rises with staleness: GAC 2026,
+  https://arxiv.org/abs/2603.01501 (abstract).
+  """
+  norms = optax.tree.norm(grads) * optax.tree.norm(before)
+  known = (norms > 0) & jnp.isfinite(norms)
+  cosine = optax.tree.vdot(grads, before) / jnp.where(known, norms, 1)
+  return masked.mean(cosine, known)
 
 
 # Shared by every run of the process: a second run of the same structure with

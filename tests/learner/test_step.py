@@ -142,6 +142,20 @@ def test_equals_optax_by_hand(state):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+def test_cosine_with_the_gradient_before():
+  """The same gradient twice: 1; the advantages turned round: -1; first: none."""
+  state = state_lib.init(jax.random.key(0), MODEL, TX, OBJECTIVE)
+  still = dict(CONSTANTS, learning_rate=0.0, weight_decay=0.0)
+  batch = make_batch()
+  cosines = []
+  for reward in (batch.reward, batch.reward, 1 - batch.reward):
+    state, metrics = update(state, batch.replace(reward=reward), still)
+    cosines.append(metrics["grad/cosine_previous"])
+  assert int(cosines[0].count) == 0
+  assert float(cosines[1].value()) == pytest.approx(1.0, abs=1e-5)
+  assert float(cosines[2].value()) == pytest.approx(-1.0, abs=1e-5)
+
+
 def test_constants_are_data(state):
   """Forty values of cap and learning rate: not one more compilation."""
   update(state, make_batch())
