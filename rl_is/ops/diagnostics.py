@@ -96,8 +96,8 @@ def mismatch(logp: Array, logp_behaviour: Array, mask: Array
   Returns:
     `is/kl_k1`, `is/kl_k3`, `is/log_ratio_max` (absolute), `is/prob_diff_mean`,
     `is/prob_diff_max`, `is/moments` (of token weights), `is/sequence_moments`
-    (of the products over a row), `is/frac_above_2`, `is/frac_below_half`,
-    `is/log_ratio_hist`. Detached.
+    (of the products over a row), `is/frac_above_2`, `is/frac_below_half`.
+    Detached.
 
   Raises:
     ValueError: on another shape or an integer dtype.
@@ -118,7 +118,6 @@ def mismatch(logp: Array, logp_behaviour: Array, mask: Array
       "is/sequence_moments": moments(jnp.sum(l, axis=1), mask.any(axis=1)),
       "is/frac_above_2": masked.mean(l > jnp.log(2.0), mask),
       "is/frac_below_half": masked.mean(l < -jnp.log(2.0), mask),
-      "is/log_ratio_hist": histogram(l, mask),
   }
 
 
@@ -168,7 +167,8 @@ def divergence(logp: Array, logp_behaviour: Array, mask: Array
     `is/js`, `is/chi2`, `is/sequence_chi2`, `is/prob_pearson`,
     `is/weight_mean_band`, `is/sequence_weight_mean_band` (of products over a
     row), `is/ppl`, `is/ppl_behaviour`, `is/ppl_ratio` (policy / behaviour),
-    `is/log_ppl_diff`, `is/log_ppl_diff_abs`, `is/log_ppl_diff_max`. Detached.
+    `is/log_ppl_diff`, `is/log_ppl_diff_abs`, `is/log_ppl_diff_max`,
+    `is/log_ratio_hist`. Detached.
 
   Raises:
     ValueError: on another shape or an integer dtype.
@@ -207,9 +207,11 @@ def divergence(logp: Array, logp_behaviour: Array, mask: Array
       "is/log_ppl_diff": masked.mean(gap, rows),
       "is/log_ppl_diff_abs": masked.mean(jnp.abs(gap), rows),
       "is/log_ppl_diff_max": masked.largest(jnp.abs(gap), rows),
+      "is/log_ratio_hist": histogram(l, mask),
   }
 
 
+@checks.ranged(cap=checks.POSITIVE)
 def tail_mass(log_weight: Array, mask: Array, *, cap: Array | float) -> Mean:
   """E[(w - cap)+]: what a truncation at `cap` would take away; raw weights."""
   w = _weight(lax.stop_gradient(masked.wide(log_weight)), mask)
@@ -290,9 +292,12 @@ def breakdown(parts: dict[str, Array], logp: Array, logp_behaviour: Array,
 
 def histogram(x: Array, mask: Array) -> Mean:
   """Counts of x in the fixed bins of the log ratio; adds, unlike quantiles."""
-  bins = jnp.searchsorted(jnp.asarray(_EDGES, x.dtype), x.reshape(-1))
-  hits = jax.ops.segment_sum(mask.reshape(-1).astype(x.dtype), bins,
-                             len(_EDGES) + 1)
+  width = _EDGES[1] - _EDGES[0]
+  # Even bins need no search. A bin beyond the last is dropped: not counted.
+  inner = jnp.clip(jnp.ceil((x - _EDGES[0]) / width), 0, len(_EDGES))
+  bins = jnp.where(mask, inner.astype(jnp.int32), len(_EDGES) + 1)
+  hits = jnp.zeros(len(_EDGES) + 1, x.dtype).at[bins.reshape(-1)].add(
+      1, mode="drop")
   return Mean(hits, jnp.sum(mask, dtype=x.dtype))
 
 

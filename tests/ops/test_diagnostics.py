@@ -42,11 +42,7 @@ def test_literal():
       "is/sequence_weight_mean": (e(-.9) + e(1.)) / 2,  # products over the rows
       "is/sequence_ess": losses.ess([e(-.9), e(1.)]),
       "is/frac_above_2": .2,  # e^1
-      "is/frac_below_half": .2,  # e^-1
-      # Sorted l: -1, 0, 0, 0.1, 1; bins are 0.02 wide, and told by the upper
-      # edge.
-      "is/log_ratio_p01": -1, "is/log_ratio_p50": 0, "is/log_ratio_p99": 1,
-      "is/log_ratio_p999": 1}
+      "is/frac_below_half": .2}  # e^-1
   assert got.keys() == want.keys()
   for name, value in want.items():
     tol = .0201 if "ratio_p" in name else 1e-5 * abs(value) + 1e-7
@@ -104,12 +100,28 @@ def test_nothing_is_absent_not_zero():
     assert np.isnan(value), name
 
 
+def test_quantiles_are_upper_edges_of_bins():
+  # Sorted: -1, 0, 0, 0.1, 1, and one beyond the last edge; junk off the mask.
+  x = draws.put([.1, -1, 0, 1, 0, 30, np.nan])
+  mask = draws.put(np.ones(6), bool)
+  got = diagnostics.quantiles(diagnostics.histogram(x, mask))
+  assert got == pytest.approx(
+      dict(p01=-1, p50=0, p99=np.inf, p999=np.inf), abs=1e-12)
+  assert diagnostics.histogram(x, mask).total.sum() == 6
+
+
+def test_a_bin_holds_what_a_search_of_the_edges_finds():
+  x = np.random.default_rng(0).normal(0, 3, (8, 50)).astype(np.float32)
+  want = np.bincount(np.searchsorted(np.linspace(-5, 5, 501), x.reshape(-1)),
+                     minlength=502)
+  got = diagnostics.histogram(x, np.ones(x.shape, bool)).total
+  np.testing.assert_array_equal(got, want)
+
+
 def test_extreme_ratios_are_finite():
   l = draws.put([-1000, -30, 30, 1000])
   got = _finished(np.minimum(l, 0), -np.maximum(l, 0),
                   draws.put(np.ones(4), bool))
-  for quantile in ("p99", "p999"):  # beyond the last edge
-    assert got.pop(f"is/log_ratio_{quantile}") == np.inf
   assert np.isfinite(list(got.values())).all()
   assert got["is/log_ratio_max"] == 1000
 
