@@ -90,7 +90,7 @@ _RANGES = {
 _OTHERS = {
     "task.name", "model.qk_norm", "model.tie_embeddings", "model.dtype",
     "model.param_dtype", "model.head_precision", "rollout.mode",
-    "rollout.record_logp", "optimizer.name", "train.full_diagnostics",
+    "rollout.record_logp", "optimizer.name", "train.full_diagnostics", "train.psis",
     "warm_start.path", "track.tensorboard"}
 _PREFIXES = ("objective.", "task.kwargs")
 
@@ -172,6 +172,10 @@ def make_objective(config: ConfigDict, sampling: Sampling, corrections: Mapping
   spec = dataclasses.replace(preset.spec, **changes)
   objective = Objective(spec, config.train.updates_per_batch,
                         tuple(extra.items()), config.train.full_diagnostics)
+  if config.train.psis and not (config.train.full_diagnostics
+                                and config.rollout.record_logp):
+    raise ValueError("config.train.psis: needs train.full_diagnostics=true and "
+                     "rollout.record_logp=true")
   inert = constants_lib.inert(spec, objective.updates_per_batch, extra)
   if inert:
     logging.warning("config.objective.constants: %s cannot act: %s",

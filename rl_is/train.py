@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 from rl_is import build as build_lib
 from rl_is import evaluate as evaluate_lib
 from rl_is import ops
+from rl_is import psis
 from rl_is import warm_start
 from rl_is.build import Parts
 from rl_is.core.types import Batch, Params
@@ -63,6 +64,8 @@ def run(config: ConfigDict, workdir: str, *,
   """
   # ---- What is asked for; what cannot work is refused here. ----------------
   parts = build_lib.build(config, corrections=corrections, devices=devices)
+  if config.train.psis:
+    psis.check()
   _claim(workdir, config, corrections)
   U, steps = config.train.updates_per_batch, config.train.steps
 
@@ -250,7 +253,8 @@ def _learn(state: State, ref: Params | None, batch: Batch, parts: Parts,
     _check_health(metrics, minibatch, n + 1, u)
     total = metrics if total is None else {
         name: total[name] + metrics[name] for name in metrics}
-  return state, diagnostics.finish(total)
+  report = psis.report(total) if config.train.psis else {}
+  return state, diagnostics.finish(total) | report
 
 
 def _check_health(metrics, minibatch: Batch, step: int, u: int) -> None:

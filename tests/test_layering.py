@@ -12,7 +12,7 @@ FLOORS = {
 COMMANDS = 4  # the modules in rl_is/ itself
 # On floor 4: shared by all, and what one command may take from another.
 SHARED = {"build", "overrides"}
-ALLOWED = {"main": None, "train": {"evaluate", "warm_start"}}
+ALLOWED = {"main": None, "train": {"evaluate", "psis", "warm_start"}}
 # What each floor may import from outside, besides the standard library.
 BARE = {"jax", "numpy"}
 CONFIG_READERS = 4

@@ -61,6 +61,18 @@ class Max:
 
 
 @pytree
+class Each:
+  """Values kept one by one, for statistics that no sums give; they concatenate."""
+
+  values: Array  # [n]
+  keep: Array  # [n] bool
+
+  def __add__(self, other: "Each") -> "Each":
+    return Each(*(jnp.concatenate([x, y]) for x, y in (
+        (self.values, other.values), (self.keep, other.keep))))
+
+
+@pytree
 class PolicyOutputs:
   """What scoring returns, differentiable. float32 or wider."""
 

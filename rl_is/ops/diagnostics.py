@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from rl_is.core import checks, masked
-from rl_is.core.types import Array, Max, Mean, Weights
+from rl_is.core.types import Array, Each, Max, Mean, Weights
 
 _CLAMP = 20.0  # nats; a weight beyond e^20 is reported as e^20
 # Bins of the log ratio: 0.02 nats wide around 0, open at both ends.
@@ -147,7 +147,7 @@ def correction(name: str, weights: Weights, mask: Array) -> dict[str, Mean]:
 
 
 def divergence(logp: Array, logp_behaviour: Array, mask: Array
-               ) -> dict[str, Mean | Max]:
+               ) -> dict[str, Mean | Max | Each]:
   """More distances between the policy and the one that sampled.
 
     js = (k3(logp - m) + k3(behaviour - m)) / 2,  k3(d) = e^d - 1 - d,
@@ -168,7 +168,7 @@ def divergence(logp: Array, logp_behaviour: Array, mask: Array
     `is/weight_mean_band`, `is/sequence_weight_mean_band` (of products over a
     row), `is/ppl`, `is/ppl_behaviour`, `is/ppl_ratio` (policy / behaviour),
     `is/log_ppl_diff`, `is/log_ppl_diff_abs`, `is/log_ppl_diff_max`,
-    `is/log_ratio_hist`. Detached.
+    `is/log_ratio_hist`, `is/sequence_log_weights` (an Each). Detached.
 
   Raises:
     ValueError: on another shape or an integer dtype.
@@ -208,6 +208,7 @@ def divergence(logp: Array, logp_behaviour: Array, mask: Array
       "is/log_ppl_diff_abs": masked.mean(jnp.abs(gap), rows),
       "is/log_ppl_diff_max": masked.largest(jnp.abs(gap), rows),
       "is/log_ratio_hist": histogram(l, mask),
+      "is/sequence_log_weights": Each(l_row, rows),
   }
 
 
@@ -330,10 +331,12 @@ def pearson(sums: Mean) -> float:
   return float((xy - x * y) / np.sqrt(spread)) if spread > 0 else float("nan")
 
 
-def finish(metrics: dict[str, Mean | Max]) -> dict[str, float]:
+def finish(metrics: dict[str, Mean | Max | Each]) -> dict[str, float]:
   """Additive metrics -> plain numbers, on the host; NaN means absent."""
   out = {}
   for name, metric in metrics.items():
+    if isinstance(metric, Each):
+      continue  # for the caller's own statistics; see psis
     if name.endswith("moments"):  # is/moments -> is/ess, is/weight_mean
       stem = name.removesuffix("moments")
       out[f"{stem}weight_mean"] = float(metric.value()[0])
