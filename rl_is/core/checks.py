@@ -4,13 +4,24 @@ Each error is one line that names the argument, what was expected, what came.
 """
 
 import difflib
+import functools
+import inspect
 import math
 import numbers
+from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rl_is.core.types import Array
+
+# Ranges (low, high, whether low itself is allowed), as `in_range` takes them.
+POSITIVE, NOT_NEGATIVE = (0.0, math.inf, False), (0.0, math.inf, True)
+UNIT = (0.0, 1.0, True)
+# Pairs of constants that are two edges of one band.
+BANDS = (("low", "high"), ("floor", "cap"), ("lower", "upper"),
+         ("cov_low", "cov_high"))
 
 
 def like(fn: str, first: dict[str, Array], **others: Array) -> None:
@@ -92,3 +103,41 @@ def divisible(what: str, number_: int, by_what: str, by: int,
     near = [str(n) for n in (below, below + by) if n > 0 or zero]
     raise ValueError(f"{what} = {number_} is not divisible by {by_what} = {by}; "
                      f"nearest valid: {' or '.join(near)}")
+
+
+def ranged(**ranges: tuple[float, float, bool]) -> Callable:
+  """Decorates a function: its numbers are held to their ranges at each call.
+
+  A wrong constant of a loss is no crash but silent nonsense: NaN, or a mask
+  that drops everything. The ranges of a piece stand in its row, and `ops` adds
+  them to `fn.ranges` when the tables are built; a function without a row gives
+  its own. What is traced, or on a device, is let through: only its value could
+  tell, and that would cost a transfer.
+  """
+  def decorate(fn):
+    parameters = inspect.signature(fn).parameters
+    defaults = {p.name: p.default for p in parameters.values()
+                if p.default is not p.empty}
+
+    @functools.wraps(fn)
+    def held(*args, **kwargs):
+      given = {**defaults, **dict(zip(parameters, args)), **kwargs}
+      _hold(fn.__name__.removesuffix("_parts"), given, held.ranges)
+      return fn(*args, **kwargs)
+
+    held.ranges = dict(ranges)
+    return held
+  return decorate
+
+
+def _hold(fn: str, given: dict, ranges: dict) -> None:
+  """Each concrete number in its range, and the edges of a band in order."""
+  seen = {name: np.asarray(given[name])[()] for name in ranges
+          if name in given and not isinstance(given[name], jax.Array)
+          and not np.ndim(given[name])}
+  for name, value in seen.items():
+    in_range(f"{fn}: {name}", value, *ranges[name])
+  for low, high in BANDS:
+    if low in seen and high in seen and seen[low] > seen[high]:
+      raise ValueError(f"{fn}: {low}: expected at most {high} = "
+                       f"{seen[high]:g}, got {seen[low]:g}")
