@@ -147,7 +147,7 @@ def correction(name: str, weights: Weights, mask: Array) -> dict[str, Mean]:
 
 
 def divergence(logp: Array, logp_behaviour: Array, mask: Array
-               ) -> dict[str, Mean | Max | Each]:
+               ) -> dict[str, Mean | Max]:
   """More distances between the policy and the one that sampled.
 
     js = (k3(logp - m) + k3(behaviour - m)) / 2,  k3(d) = e^d - 1 - d,
@@ -168,7 +168,7 @@ def divergence(logp: Array, logp_behaviour: Array, mask: Array
     `is/weight_mean_band`, `is/sequence_weight_mean_band` (of products over a
     row), `is/ppl`, `is/ppl_behaviour`, `is/ppl_ratio` (policy / behaviour),
     `is/log_ppl_diff`, `is/log_ppl_diff_abs`, `is/log_ppl_diff_max`,
-    `is/log_ratio_hist`, `is/sequence_log_weights` (an Each). Detached.
+    `is/log_ratio_hist`. Detached.
 
   Raises:
     ValueError: on another shape or an integer dtype.
@@ -208,7 +208,6 @@ def divergence(logp: Array, logp_behaviour: Array, mask: Array
       "is/log_ppl_diff_abs": masked.mean(jnp.abs(gap), rows),
       "is/log_ppl_diff_max": masked.largest(jnp.abs(gap), rows),
       "is/log_ratio_hist": histogram(l, mask),
-      "is/sequence_log_weights": Each(l_row, rows),
   }
 
 
@@ -227,6 +226,16 @@ def effective(name: str, weights: Weights, mask: Array) -> dict[str, Mean]:
   """
   return {f"{name}/raw_moments": moments(weights.log_ratio, mask),
           f"{name}/effective_moments": _powers(weights.weight, mask)}
+
+
+def sequence_log_weights(logp: Array, logp_behaviour: Array, mask: Array) -> Each:
+  """The log of each row's product of weights: for statistics that need them all.
+
+  Not a sum, so whole batches of it are carried: B numbers, for the host.
+  """
+  logp, behaviour, mask = _pair("sequence_log_weights", logp, logp_behaviour,
+                                mask)
+  return Each(jnp.sum(logp - behaviour, axis=1), mask.any(axis=1))
 
 
 def clipped(logp: Array, hit: Array, mask: Array) -> dict[str, Mean]:

@@ -46,10 +46,14 @@ def test_literal():
       "is/ppl_ratio": (8**.5 / 4 + 2) / 2,
       "is/log_ppl_diff": (np.log(8**.5 / 4) + np.log(2)) / 2,
       "is/log_ppl_diff_abs": (np.log(4 / 8**.5) + np.log(2)) / 2,
-      "is/log_ppl_diff_max": np.log(2)}
+      "is/log_ppl_diff_max": np.log(2),
+      # l = log 2, 0, -log 2 = -+0.693: the upper edges of bins 0.02 wide.
+      "is/log_ratio_p01": -.68, "is/log_ratio_p50": 0, "is/log_ratio_p99": .7,
+      "is/log_ratio_p999": .7}
   assert got.keys() == want.keys()
   for name, value in want.items():
-    np.testing.assert_allclose(got[name], value, rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-12,
+                               err_msg=name)
 
 
 def test_same_policies_and_nothing():
@@ -73,6 +77,8 @@ def test_extreme_and_junk():
   l = draws.put([-1000, -30, 30, 1000])
   got = _finish(_divergence(np.minimum(l, 0), -np.maximum(l, 0),
                             draws.put(np.ones(4), bool)))
+  for quantile in ("p99", "p999"):  # beyond the last edge
+    assert got.pop(f"is/log_ratio_{quantile}") == np.inf
   assert np.isfinite(list(got.values())).all()
   mask = draws.mask()
   logp, behaviour, adv = draws.tokens(2)
