@@ -18,9 +18,9 @@ CONSTANTS = (
     "floor", "gamma", "geometric_mask_high", "geometric_mask_low", "high",
     "high_max", "high_step", "icepop_high", "icepop_low", "k_neg", "k_pos",
     "kl_clamp", "kl_coef", "kl_tau", "lambda_neg", "lambda_pos", "length",
-    "log_high", "log_low", "low", "low_max", "low_step", "lower", "m2po_tau",
-    "max_kl", "max_lag", "max_log_ratio", "mean_eps", "mis_cap", "opmd_tau",
-    "opsm_delta", "ratio_mask_high", "ratio_mask_low", "std_eps", "target",
+    "log_eps", "log_high", "log_low", "low", "low_max", "low_step", "lower",
+    "m2po_tau", "max_kl", "max_lag", "max_log_ratio", "mean_eps", "mis_cap",
+    "opmd_tau", "opsm_delta", "ratio_mask_high", "ratio_mask_low", "std_eps", "target",
     "tau", "tau_neg", "tau_pos", "tis_cap", "tis_floor", "token_veto_high",
     "token_veto_low", "topr_cap", "trace_cap", "two_sided_delta", "upper",
     "vaco_tv_high", "vaco_tv_low", "var_eps")

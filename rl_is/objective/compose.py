@@ -80,6 +80,7 @@ class Objective:
               key: Array | None = None) -> Batch:
     """Adds `adv`, `weight`, `keep`, `token_weight`; once per batch."""
     self._check_recorded(batch)
+    given = batch.adv
     adv, mask = self._advantages(batch, constants, key)
     batch = batch.replace(adv=adv, mask=mask)
     weight, keep = jnp.ones(mask.shape, jnp.float32), mask
@@ -88,9 +89,13 @@ class Objective:
         weight, keep = self._chain(c, None, batch, weight, keep, constants)[:2]
     parts = lambda m, counted: ops.AGGREGATIONS[self.spec.aggregation].fn(
         m, counted, **self._kwargs(self.spec.aggregation, batch, constants))
-    counted = keep if self.spec.denominator == "kept" else mask
-    token_weight = {"policy": self._divide(parts(keep, counted)),
-                    "regularizer": self._divide(parts(mask, mask))}
+    whole, every = self._seen(mask, keep), self.spec.denominator in (
+        "all", "unseen")
+    token_weight = {
+        "policy": self._divide(parts(keep, mask if every else keep)),
+        "regularizer": self._divide(parts(whole, mask if every else whole))}
+    if self.spec.advantage == "given":
+      batch = batch.replace(adv=self._given(given, whole))
     return batch.replace(weight=weight, keep=keep, token_weight=token_weight)
 
   def minibatches(self, batch: Batch) -> list[Batch]:
@@ -106,8 +111,10 @@ class Objective:
     logp, mask = outputs.logp, batch.mask
     if self.needs_prox and self.spec.proximal == "log_linear":
       batch = batch.replace(logp_prox=_log_linear(logp, batch))
-    token = self._surrogate(logp, batch, constants, key)
-    metrics = _clip_metrics(token.aux, mask)
+    # Under "removed" every mask was known before the update (`spec.check`).
+    seen = batch.replace(mask=self._seen(mask, batch.keep))
+    token = self._surrogate(logp, seen, constants, key)
+    metrics = _clip_metrics(token.aux, seen.mask)
     weight, keep = batch.weight, batch.keep
     # A correction that was prepared is made again for its metrics alone.
     seen_weight, seen_keep = jnp.ones_like(weight), mask
@@ -121,7 +128,7 @@ class Objective:
       weight, keep = seen_weight, seen_keep
     policy = masked.fill(lax.stop_gradient(weight) * token.loss, keep)
     total = jnp.sum(batch.token_weight["policy"] * policy)
-    regularizer, more = self._regularizer(outputs, batch, constants)
+    regularizer, more = self._regularizer(outputs, seen, constants)
     if batch.logp_behaviour is not None:
       metrics |= diagnostics.mismatch(logp, batch.logp_behaviour, mask)
       if self.full_diagnostics:
@@ -157,6 +164,10 @@ class Objective:
             f"{self.spec.advantage!r}, corrections "
             f"{[str(c) for c in self.spec.corrections]})")
 
+  def _seen(self, mask: Array, keep: Array) -> Array:
+    """The tokens that surrogate and regularizer are given."""
+    return keep if self.spec.denominator in ("removed", "unseen") else mask
+
   def _names(self, piece: str) -> dict[str, str]:
     """The table's name of each of the piece's constants -> its name here."""
     names = constants_lib.names(self.spec, dict(self.extra))
@@ -178,11 +189,7 @@ class Objective:
     """(adv [B, T], mask without the rows that cannot be scored)."""
     name = self.spec.advantage
     if name == "given":
-      adv = masked.fill(masked.wide(batch.adv), batch.mask)
-      if dict(self.spec.options).get("over") == "sequence":
-        mean = masked.row_mean(adv, batch.mask)
-        adv = masked.fill(jnp.broadcast_to(mean, adv.shape), batch.mask)
-      return adv, batch.mask
+      return self._given(batch.adv, batch.mask), batch.mask
     result = ops.ADVANTAGES[name].fn(batch.reward, batch.group, **self._kwargs(
         f"adv_{name}", batch, constants, key=key))
     mask = batch.mask & result.keep[:, None]
@@ -192,6 +199,13 @@ class Objective:
     adv = result.adv if result.adv.ndim == 2 else jnp.broadcast_to(
         result.adv[:, None], mask.shape)
     return masked.fill(adv, mask), mask
+
+  def _given(self, adv: Array, seen: Array) -> Array:
+    """The caller's advantages, or their mean over what is seen of a row."""
+    adv = masked.fill(masked.wide(adv), seen)
+    if dict(self.spec.options).get("over") == "sequence":
+      adv = jnp.broadcast_to(masked.row_mean(adv, seen), adv.shape)
+    return masked.fill(adv, seen)
 
   def _surrogate(self, logp, batch, constants, key):
     name = self.spec.surrogate
@@ -217,7 +231,8 @@ class Objective:
       num, den = batch.version, batch.version_now[:, None]
     else:
       num, den = (_policy(p, logp, batch) for p in (c.num, c.den))
-    w = row.fn(num, den, batch.mask, **kwargs)
+    seen = keep if dict(c.options).get("over") == "kept" else batch.mask
+    w = row.fn(num, den, seen, **kwargs)
     return weight * w.weight, keep & w.keep, w
 
   def _divide(self, parts: aggregate.Parts) -> Array:
@@ -294,6 +309,8 @@ def _breakdown(logp: Array, batch: Batch, aux: Mapping[str, Array]
   if batch.version is not None and batch.version_now is not None:
     parts |= diagnostics.by_lag(batch.version, batch.version_now[:, None])
   metrics = diagnostics.divergence(logp, batch.logp_behaviour, batch.mask)
+  metrics["is/sequence_log_weights"] = diagnostics.sequence_log_weights(
+      logp, batch.logp_behaviour, batch.mask)
   metrics |= diagnostics.breakdown(parts, logp, batch.logp_behaviour, batch.mask,
                                    hit)
   if hit is not None:

@@ -86,7 +86,7 @@ def resolve(spec: Spec, defaults: Mapping[str, float],
 def _check_bands(spec: Spec, extra: Extra, values: Mapping[str, float]) -> None:
   """A lower edge above its upper edge would drop or cap everything."""
   of = {(piece, kw): name for (piece, kw), name in names(spec, extra).items()}
-  for low, high in (("low", "high"), ("floor", "cap"), ("lower", "upper")):
+  for low, high in checks.BANDS:
     for (piece, kw), name in of.items():
       other = of.get((piece, high)) if kw == low else None
       if other and values[name] >= values[other]:

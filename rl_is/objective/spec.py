@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from rl_is import ops
 from rl_is.core import checks
 
-DENOMINATORS = ("all", "kept")
+# Whether rejected tokens count in a denominator; "removed": no, and a sequence's
+# ratio, a covariance and the regularizer do not see them either.
+# "unseen": yes, but a sequence's ratio, its mean of A and the regularizer do not.
+DENOMINATORS = ("all", "kept", "removed", "unseen")
+# What a correction of a row sees: all of its tokens, or those that the chain
+# before it has kept. Every correction takes it.
+CORRECTION_OPTIONS = {"over": ("all", "kept")}
 # How `logp_prox` is made: scored at the start of the update on the batch; by an
 # exponential average of the parameters; or between behaviour and current, by
 # version. The last two move during the update.
@@ -163,13 +169,14 @@ def _check_correction(spec: Spec, c: Correction, table: Extra) -> None:
   if not table[c.row].has_level and c.level != "token":
     raise ValueError(f"{what}: takes no level, got {c.level!r}")
   for name, value in c.options:
-    checks.choice(f"{what}: option", name, table[c.row].options)
-    checks.choice(f"{what}: {name}", value, table[c.row].options[name])
-  if spec.denominator == "kept" and reads_logp(spec, c):
+    allowed = {**CORRECTION_OPTIONS, **table[c.row].options}
+    checks.choice(f"{what}: option", name, allowed)
+    checks.choice(f"{what}: {name}", value, allowed[name])
+  if spec.denominator != "all" and reads_logp(spec, c):
     raise ValueError(
-        f"objective.denominator='kept' needs masks that are known before the "
-        f"update, but {c} reads the current log-probs; use {c.name}:proximal "
-        "or denominator='all'")
+        f"objective.denominator={spec.denominator!r} needs masks that are known "
+        f"before the update, but {c} reads the current log-probs; use "
+        f"{c.name}:proximal or denominator='all'")
 
 
 def _check_options(spec: Spec, extra: Extra) -> None:

@@ -3,7 +3,8 @@
 A table row says which function it is, the constants it takes with their default
 and range, and where it comes from. `--list_presets` and the property tests are
 generated from these rows, and the config's list of constants is held to them; a
-new piece is one function, one row here and one test. `[B, T]` everywhere; jax only.
+new piece is one function, one row here and one test. A function called directly
+refuses a plain number outside its row's range. `[B, T]` everywhere; jax only.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from rl_is.ops import surrogates as _surrogates
 from rl_is.ops import surrogates_soft as _soft
 from rl_is.ops import surrogates_trust as _trust
 from rl_is.ops import token_advantages as _token_advantages
+from rl_is.ops import values as _values
 from rl_is.ops.ratios import LEVELS
 
 ANCHORS = ("behaviour", "proximal", "current")
@@ -77,7 +79,8 @@ _LOW, _HIGH = (_c(help=f"{side} edge of the band, absolute")
                for side in ("lower", "upper"))
 _ANY = dict(low=-_INF, high=_INF, closed=True)  # any number at all
 
-_COV_RATIO = _c(2e-4, high=1.0, help="share of the tokens that it acts on")
+_COV_RATIO = _c(2e-4, high=1.0, closed=True,
+                help="share of the tokens that it acts on; 0: off")
 _WHITEN = dict(ddof=_c(1.0, closed=True, help="n - ddof in the variance"),
                var_eps=_c(1e-8, closed=True, help="added to the variance"))
 
@@ -122,11 +125,12 @@ SURROGATES = {
              cap=_c(3.0, help="bound on 1/r where A > 0"))),
     "dro": _surrogate(
         _soft.dro, "Richemond et al. 2024, arXiv 2405.19107",
-        dict(beta=_c(help="weight of the squared log ratio")),
+        dict(beta=_c(closed=True, help="weight of the squared log ratio")),
         multiplies=False),
     "opmd": _surrogate(
         _soft.opmd, "Kimi k1.5 2025, arXiv 2501.12599",
-        dict(tau=_c(help="weight of the squared sequence log ratio")),
+        dict(tau=_c(closed=True,
+                    help="weight of the squared sequence log ratio")),
         multiplies=False),
     "dppo_tv": _surrogate(
         _trust.dppo_tv, "DPPO 2026, arXiv 2602.04879",
@@ -145,11 +149,12 @@ SURROGATES = {
         _trust.bapo, "BAPO 2025, arXiv 2510.18927",
         dict(low=_c(0.6, help="lower bound on r that the search begins with"),
              low_max=_c(0.8, help="and ends with"),
-             low_step=_c(0.05, help="and its step"),
+             low_step=_c(0.05, closed=True, help="and its step"),
              high=_c(1.2, help="upper bound on r that the search begins with"),
              high_max=_c(2.0, help="and ends with"),
-             high_step=_c(0.05, help="and its step"),
-             target=_c(0.5, help="share of the positive contribution")),
+             high_step=_c(0.05, closed=True, help="and its step"),
+             target=_c(0.5, high=1.0,
+                       help="share of the positive contribution")),
         is_coupled=True),
     "clip_cov": _surrogate(
         _trust.clip_cov, "Cui et al. 2025, arXiv 2505.22617",
@@ -174,7 +179,7 @@ CORRECTIONS = {
         _corrections.tis, "Ionides 2008; Yao et al. 2025",
         dict(cap=dataclasses.replace(_CAP, default=2.0),
              floor=_c(0.0, closed=True, help="0: no floor"), **_LOG_CLAMP),
-        has_factor=True),
+        options=dict(binds=_corrections.BINDS), has_factor=True),
     "mis": Row(
         _corrections.mis, "Liu, Li et al. 2025",
         dict(cap=dataclasses.replace(_CAP, default=2.0), **_LOG_CLAMP),
@@ -183,17 +188,17 @@ CORRECTIONS = {
         _corrections.icepop, "Ling Team 2025, arXiv 2510.18855",
         dict(low=dataclasses.replace(_LOW, default=0.5),
              high=dataclasses.replace(_HIGH, default=5.0), **_LOG_CLAMP),
-        has_factor=True),
+        options=dict(outside=("drop", "zero")), has_factor=True),
     "trace": Row(
         _corrections.trace, "Espeholt et al. 2018, arXiv 1802.01561",
         dict(cap=dataclasses.replace(_CAP, default=1.0), **_LOG_CLAMP),
         has_factor=True, has_level=False),
     "ratio_mask": Row(
         _rejection.ratio_mask, "Liu, Li et al. 2025",
-        dict(low=_LOW, high=_HIGH)),
+        dict(low=dataclasses.replace(_LOW, closed=True), high=_HIGH)),
     "geometric_mask": _mask_row(
         _rejection.geometric_mask, "Liu, Li et al. 2025",
-        dict(low=dataclasses.replace(_LOW, default=0.99),
+        dict(low=dataclasses.replace(_LOW, default=0.99, closed=True),
              high=dataclasses.replace(_HIGH, default=1.01))),
     "token_veto": _mask_row(
         _rejection.token_veto, "Liu, Li et al. 2025",
@@ -205,7 +210,8 @@ CORRECTIONS = {
              lower=_c(-_INF, **_ANY, help="smallest one"), **_LOG_CLAMP),
         options=dict(estimator=("k3", "k1", "k2"),
                      statistic=("mean", "token", "sum", "max"),
-                     direction=("behaviour_to_num", "num_to_behaviour"))),
+                     direction=("behaviour_to_num", "num_to_behaviour"),
+                     clamped=("k3", "all"))),
     "m2po": _mask_row(
         _rejection.m2po, "M2PO 2025, arXiv 2510.01161",
         dict(tau=_c(0.04, help="mean squared log ratio of what is kept")),
@@ -227,23 +233,29 @@ CORRECTIONS = {
         _rejection.self_normalise, "verl",
         options=dict(level=("token", "sequence")), takes="weights",
         has_level=False, is_coupled=True),
+    "geometric_mean": _mask_row(
+        _corrections.geometric_mean, "verl",
+        dict(log_eps=_c(1e-10, closed=True, help="added before the log")),
+        takes="weights"),
 }
 
 _STD_EPS = _c(1e-6, closed=True, help="added to the std")
+_LONE = dict(lone=_advantages.LONE)
 ADVANTAGES = {
     "grpo": Row(_advantages.grpo, "Shao et al. 2024, arXiv 2402.03300",
                 dict(std_eps=_STD_EPS), grouped=True, options=dict(
-                    std=("unbiased", "biased", "leave_one_out", "batch"))),
+                    std=("unbiased", "biased", "leave_one_out", "batch"),
+                    **_LONE)),
     "dr_grpo": Row(_advantages.dr_grpo, "Liu et al. 2025, arXiv 2503.20783",
-                   grouped=True),
+                   grouped=True, options=_LONE),
     "rloo": Row(_advantages.rloo, "Ahmadian et al. 2024, arXiv 2402.14740",
-                grouped=True),
+                grouped=True, options=_LONE),
     "remax": Row(_advantages.remax, "Li et al. 2023, arXiv 2310.10505",
                  inputs=("baseline",)),
     "opo": Row(_advantages.opo, "Hao et al. 2025, arXiv 2505.23585",
-               inputs=("length",), grouped=True),
+               inputs=("length",), grouped=True, options=_LONE),
     "gpg": Row(_advantages.gpg, "Chu et al. 2025, arXiv 2504.02546",
-               grouped=True),
+               grouped=True, options=_LONE),
     "pass_at_k": Row(
         _advantages.pass_at_k, "verl grpo_passk", dict(std_eps=_STD_EPS),
         options=dict(std=("none", "unbiased")), grouped=True),
@@ -256,7 +268,7 @@ ADVANTAGES = {
         _token_advantages.reinforce_pp_baseline,
         "Hu et al. 2025, arXiv 2501.03262",
         _WHITEN,
-        inputs=("mask",), grouped=True),
+        inputs=("mask",), grouped=True, options=_LONE),
     "reward": Row(_advantages.reward, "Williams 1992"),
     # The batch's own `adv`, per token: for losses in another trainer.
     "given": Row(None, "the caller", options=dict(over=("token", "sequence"))),
@@ -300,3 +312,19 @@ REGULARIZERS = {
     "k1_straight": _kl(_regularizers.k1_straight, _INF, "verl k1+"),
     "k3_straight": _kl(_regularizers.k3_straight, 20.0, "verl k3+"),
 }
+
+
+def _hold(constants: Mapping[str, Constant], *fns: Callable) -> None:
+  """The ranges of a row also hold where its function is called directly."""
+  for fn in fns:
+    fn.ranges |= {c.keyword or name: (c.low, c.high, c.closed)
+                  for name, c in constants.items()}
+
+
+for _table in (SURROGATES, CORRECTIONS, ADVANTAGES, AGGREGATIONS, REGULARIZERS):
+  for _row in _table.values():
+    if _row.constants:
+      _hold(_row.constants, _row.fn)
+# Two that take a row's constants without being its function.
+_hold(SURROGATES["bapo"].constants, _trust.bapo_bounds)
+_hold(_WHITEN, _values.whiten, _token_advantages.batch_norm)

@@ -18,6 +18,7 @@ from rl_is.core import checks, masked
 from rl_is.core.types import Advantages, Array
 
 STDS = ("unbiased", "biased", "leave_one_out", "batch")
+LONE = ("zero", "reward")  # what a group of one scorable reward gets
 
 
 def centre(fn: str, reward: Array, group: Array):
@@ -43,6 +44,15 @@ def centre(fn: str, reward: Array, group: Array):
   # Traced ids cannot be refused: NaN, which is seen, not 0, which is not.
   centred = jnp.where(in_range, above - mean, jnp.nan)
   return jnp.where(keep, centred, 0), count, keep
+
+
+def lone_row(fn: str, lone: str, adv: Array, reward: Array, count: Array,
+             keep: Array) -> Array:
+  """The same, but for rows that are alone in their group: 0 as it is, or R."""
+  checks.choice(f"{fn}: lone", lone, LONE)
+  if lone == "zero":
+    return adv
+  return jnp.where(keep & (count == 1), masked.wide(reward), adv)
 
 
 def group_sum(x: Array, group: Array) -> Array:
@@ -82,8 +92,9 @@ def _leave_one_out(reward: Array, group: Array, keep: Array):
   return lax.map(one, (rows, group, reward, keep), batch_size=256)
 
 
+@checks.ranged()
 def grpo(reward: Array, group: Array, *, std_eps: Array | float = 1e-6,
-         std: str = "unbiased") -> Advantages:
+         std: str = "unbiased", lone: str = "zero") -> Advantages:
   """Reward minus group mean, over a standard deviation.
 
     A_i = (R_i - mean_G R) / (std + std_eps)
@@ -95,13 +106,13 @@ def grpo(reward: Array, group: Array, *, std_eps: Array | float = 1e-6,
     https://arxiv.org/abs/2402.03300, section 4.1.2.
   **Departs**: the paper does not say n or n - 1; n - 1 and 1e-6 as verl, Tunix,
     SkyRL (TRL adds 1e-4; NeMo-RL: leave_one_out, and where that std is 0 it
-    does not divide). Two-pass variance. A group of one gives 0 (verl: R).
+    does not divide). Two-pass variance. A group of one gives 0, or with `lone`
+    "reward" its R (verl).
 
   Args:
-    reward: [B] float; NaN = unscorable.
-    group: [B] int in [0, B).
+    reward: [B] float; NaN = unscorable. group: [B] int in [0, B).
     std_eps: >= 0; 0 is safe.
-    std: one of `STDS`.
+    std: one of `STDS`. lone: one of `LONE`.
 
   Returns:
     Advantages: adv [B] float32 or wider, keep [B] bool.
@@ -116,28 +127,29 @@ def grpo(reward: Array, group: Array, *, std_eps: Array | float = 1e-6,
   centred, count, keep = centre("grpo", reward, group)
   if std == "leave_one_out":
     adv, var = _leave_one_out(masked.wide(reward), group, keep)
-    scaled = _over_std(adv, var, std_eps)
-    return Advantages(jnp.where(var > 0, scaled, adv), keep)
+    adv = jnp.where(var > 0, _over_std(adv, var, std_eps), adv)
+    return Advantages(lone_row("grpo", lone, adv, reward, count, keep), keep)
   if std == "batch":
     every, n, _ = centre("grpo", reward, jnp.zeros_like(group))
     var = _group_var(every, jnp.zeros_like(group), n - 1)
   else:
     var = _group_var(centred, group, count - (std == "unbiased"))
-  return Advantages(_over_std(centred, var, std_eps), keep)
+  adv = _over_std(centred, var, std_eps)
+  return Advantages(lone_row("grpo", lone, adv, reward, count, keep), keep)
 
 
-def dr_grpo(reward: Array, group: Array) -> Advantages:
+def dr_grpo(reward: Array, group: Array, *, lone: str = "zero") -> Advantages:
   """Reward minus group mean, not divided.
 
     A_i = R_i - mean_G R
 
   **Source**: Liu et al., "Understanding R1-Zero-Like Training" (Dr. GRPO), 2025,
     https://arxiv.org/abs/2503.20783, eq. 3.
-  **Departs**: nothing; (G - 1) / G times `rloo`.
+  **Departs**: (G - 1) / G times `rloo`; `lone` as there.
 
   Args:
-    reward: [B] float; NaN = unscorable.
-    group: [B] int in [0, B).
+    reward: [B] float; NaN = unscorable. group: [B] int in [0, B).
+    lone: one of `LONE`.
 
   Returns:
     Advantages: adv [B] float32 or wider, keep [B] bool.
@@ -147,23 +159,24 @@ def dr_grpo(reward: Array, group: Array) -> Advantages:
 
   Limits: the sample's own reward is in its baseline: biased by (G - 1) / G.
   """
-  centred, _, keep = centre("dr_grpo", reward, group)
-  return Advantages(centred, keep)
+  centred, count, keep = centre("dr_grpo", reward, group)
+  return Advantages(
+      lone_row("dr_grpo", lone, centred, reward, count, keep), keep)
 
 
-def rloo(reward: Array, group: Array) -> Advantages:
+def rloo(reward: Array, group: Array, *, lone: str = "zero") -> Advantages:
   """Reward minus the mean of the group's other rewards.
 
     A_i = R_i - (1/(G-1)) sum_{j != i} R_j = G/(G-1) (R_i - mean_G R)
 
   **Source**: Ahmadian et al., "Back to Basics", 2024,
     https://arxiv.org/abs/2402.14740, eq. 8 (RLOO).
-  **Departs**: a group of one scorable reward gives 0 (one of verl's two
-    implementations gives R).
+  **Departs**: a group of one scorable reward gives 0, or with `lone` "reward"
+    its R (one of verl's two implementations).
 
   Args:
-    reward: [B] float; NaN = unscorable.
-    group: [B] int in [0, B).
+    reward: [B] float; NaN = unscorable. group: [B] int in [0, B).
+    lone: one of `LONE`.
 
   Returns:
     Advantages: adv [B] float32 or wider, keep [B] bool.
@@ -174,6 +187,7 @@ def rloo(reward: Array, group: Array) -> Advantages:
   Limits: unbiased on-policy.
   """
   centred, count, keep = centre("rloo", reward, group)
+  centred = lone_row("rloo", lone, centred, reward, count, keep)
   return Advantages(centred * count / jnp.maximum(count - 1, 1), keep)
 
 
@@ -251,19 +265,20 @@ def _weighted_centre(fn, reward, group, *factors) -> Advantages:
   return Advantages(jnp.where(keep, centred - shift, 0), keep)
 
 
-def opo(reward: Array, group: Array, length: Array) -> Advantages:
+def opo(reward: Array, group: Array, length: Array, *, lone: str = "zero"
+        ) -> Advantages:
   """Reward minus the group's mean weighted by the length of the answers.
 
     A_i = R_i - sum_j |y_j| R_j / sum_j |y_j|
 
   **Source**: Hao et al., "On-Policy RL with Optimal Reward Baseline", 2025,
     https://arxiv.org/abs/2505.23585, eq. 7 (number unverified).
-  **Departs**: a group of one gives 0 (verl: R); lengths all 0: the plain mean.
+  **Departs**: a group of one gives 0, or with `lone` "reward" its R (verl);
+    lengths all 0: the plain mean.
 
   Args:
-    reward: [B] float; NaN = unscorable.
-    group: [B] int in [0, B).
-    length: [B] float or int >= 0, tokens.
+    reward: [B] float; NaN = unscorable. group: [B] int in [0, B).
+    length: [B] float or int >= 0, tokens. lone: one of `LONE`.
 
   Returns:
     Advantages: adv [B] float32 or wider, keep [B] bool.
@@ -274,7 +289,9 @@ def opo(reward: Array, group: Array, length: Array) -> Advantages:
   Limits: optimal if the squared gradient of a row grows with its length.
   """
   checks.vector("opo", reward=reward, group=group, length=length)
-  return _weighted_centre("opo", reward, group, length)
+  adv = _weighted_centre("opo", reward, group, length).adv
+  _, count, keep = centre("opo", reward, group)
+  return Advantages(lone_row("opo", lone, adv, reward, count, keep), keep)
 
 
 def optimal_baseline(reward: Array, group: Array, weight: Array, grad_sq: Array
@@ -288,8 +305,7 @@ def optimal_baseline(reward: Array, group: Array, weight: Array, grad_sq: Array
   **Departs**: over the group; a group of one gives 0; all zero: the plain mean.
 
   Args:
-    reward: [B] float; NaN = unscorable.
-    group: [B] int in [0, B).
+    reward: [B] float; NaN = unscorable. group: [B] int in [0, B).
     weight: [B] float >= 0, the importance weight of the sequence.
     grad_sq: [B] float >= 0, squared norm of the sequence's score.
 
@@ -308,18 +324,19 @@ def optimal_baseline(reward: Array, group: Array, weight: Array, grad_sq: Array
                           grad_sq)
 
 
-def gpg(reward: Array, group: Array) -> Advantages:
+def gpg(reward: Array, group: Array, *, lone: str = "zero") -> Advantages:
   """Reward minus group mean, scaled up by the share of rewards that are zero.
 
     A_i = (B / #{j: R_j != 0}) (R_i - mean_G R)
 
   **Source**: Chu et al., "GPG", 2025, https://arxiv.org/abs/2504.02546; the
     factor as verl's code (the paper's leaves out groups without signal).
-  **Departs**: B counts scorable rows; a group of one gives 0 (verl: R).
+  **Departs**: B counts scorable rows; a group of one gives 0, or with `lone`
+    "reward" its R without a baseline (verl).
 
   Args:
-    reward: [B] float; NaN = unscorable.
-    group: [B] int in [0, B).
+    reward: [B] float; NaN = unscorable. group: [B] int in [0, B).
+    lone: one of `LONE`.
 
   Returns:
     Advantages: adv [B] float32 or wider, keep [B] bool.
@@ -329,12 +346,14 @@ def gpg(reward: Array, group: Array) -> Advantages:
 
   Limits: an offset of all rewards changes the factor; meant for rewards >= 0.
   """
-  centred, _, keep = centre("gpg", reward, group)
+  centred, count, keep = centre("gpg", reward, group)
+  centred = lone_row("gpg", lone, centred, reward, count, keep)
   nonzero = jnp.sum(keep & (jnp.asarray(reward) != 0), dtype=centred.dtype)
   alpha = jnp.sum(keep, dtype=centred.dtype) / jnp.maximum(nonzero, 1)
   return Advantages(alpha * centred, keep)
 
 
+@checks.ranged()
 def pass_at_k(reward: Array, group: Array, *, std: str = "none",
               std_eps: Array | float = 1e-6) -> Advantages:
   """The best of a group gets its lead over the second best, the others 0.
@@ -347,8 +366,7 @@ def pass_at_k(reward: Array, group: Array, *, std: str = "none",
   **Departs**: a group of one gives 0 (verl refuses it).
 
   Args:
-    reward: [B] float; NaN = unscorable.
-    group: [B] int in [0, B).
+    reward: [B] float; NaN = unscorable. group: [B] int in [0, B).
     std: "none", or "unbiased" (n - 1; verl's default).
     std_eps: >= 0; 0 is safe.
 
@@ -373,6 +391,7 @@ def pass_at_k(reward: Array, group: Array, *, std: str = "none",
   return Advantages(adv, keep)
 
 
+@checks.ranged()
 def max_rl(reward: Array, group: Array, *, mean_eps: Array | float = 1e-6
            ) -> Advantages:
   """Reward minus group mean, over the group's mean.

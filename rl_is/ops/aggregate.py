@@ -77,6 +77,7 @@ def sequence_mean_token_sum_parts(
   return Parts(mask, _rows(fn, counted, empty))
 
 
+@checks.ranged()
 def constant_length_parts(
     mask: Array, counted: Array | None = None, dtype=jnp.float32, *,
     length: Array | float, empty: str = "exclude") -> Parts:

@@ -49,6 +49,8 @@ def _check(fn, logp_ids, ids_logp_behaviour, ids_mask, adv, mask, weight):
   return checks.as_mask(fn, mask, jnp.shape(adv))
 
 
+@checks.ranged(low=checks.NOT_NEGATIVE, high=checks.POSITIVE,
+               max_log_ratio=checks.POSITIVE, tail_eps=checks.POSITIVE)
 def score_centering(logp_ids: Array, ids_logp_behaviour: Array,
                     ids_mask: Array, adv: Array, mask: Array, *,
                     weight: str = "none", low: Array | float = 0.0,

@@ -13,7 +13,9 @@ from jax import lax
 
 from rl_is.core import checks, masked
 from rl_is.core.types import Array, Weights
-from rl_is.ops import ratios
+from rl_is.ops import ratios, rejection
+
+BINDS = ("always", "sum", "max")
 
 
 def _log_ratio(fn, logp_num, logp_behaviour, mask, level):
@@ -24,9 +26,10 @@ def _log_ratio(fn, logp_num, logp_behaviour, mask, level):
   return log_ratio, mask
 
 
+@checks.ranged()
 def tis(logp_num: Array, logp_behaviour: Array, mask: Array, *,
         cap: Array | float, floor: Array | float = 0.0, level: str = "token",
-        max_log_ratio: Array | float = 20.0) -> Weights:
+        binds: str = "always", max_log_ratio: Array | float = 20.0) -> Weights:
   """Truncated importance weight.
 
     w = sg(min(max(num / behaviour, floor), cap))
@@ -46,6 +49,8 @@ def tis(logp_num: Array, logp_behaviour: Array, mask: Array, *,
     cap: > 0, absolute; inf is plain importance sampling.
     floor: >= 0 and <= cap, absolute: smaller weights are raised to it; 0: off.
     level: see `ratios`.
+    binds: "always", or (AReaL) only in rows whose product ("sum", of log ratios)
+      or largest ratio ("max") is itself outside of floor and cap.
     max_log_ratio: nats, > 0.
 
   Returns:
@@ -58,13 +63,19 @@ def tis(logp_num: Array, logp_behaviour: Array, mask: Array, *,
   Limits: biased by the mass above the cap; does not pull back a policy that
     drifts away, as no gradient is ever stopped.
   """
+  checks.choice("tis: binds", binds, BINDS)
   log_ratio, mask = _log_ratio("tis", logp_num, logp_behaviour, mask, level)
-  floored = jnp.maximum(
-      masked.clamp(log_ratio, -max_log_ratio, max_log_ratio), jnp.log(floor))
-  capped = jnp.minimum(floored, jnp.log(cap))
+  clamped = masked.clamp(log_ratio, -max_log_ratio, max_log_ratio)
+  low, high = jnp.log(floor), jnp.log(cap)
+  capped = jnp.minimum(jnp.maximum(clamped, low), high)
+  if binds != "always":
+    token, _ = _log_ratio("tis", logp_num, logp_behaviour, mask, "token")
+    row = rejection.STATISTICS[binds](token, mask)
+    capped = jnp.where((row < low) | (row > high), capped, clamped)
   return Weights(masked.fill(jnp.exp(capped), mask), mask, log_ratio)
 
 
+@checks.ranged()
 def mis(logp_num: Array, logp_behaviour: Array, mask: Array, *,
         cap: Array | float, level: str = "token",
         max_log_ratio: Array | float = 20.0) -> Weights:
@@ -99,8 +110,10 @@ def mis(logp_num: Array, logp_behaviour: Array, mask: Array, *,
   return Weights(masked.fill(weight, keep), keep, log_ratio)
 
 
+@checks.ranged()
 def icepop(logp_num: Array, logp_behaviour: Array, mask: Array, *,
            low: Array | float, high: Array | float, level: str = "token",
+           outside: str = "drop",
            max_log_ratio: Array | float = 20.0) -> Weights:
   """Importance weight inside a band, dropped outside it on either side.
 
@@ -109,7 +122,8 @@ def icepop(logp_num: Array, logp_behaviour: Array, mask: Array, *,
   **Source**: Ling Team, "Every Step Evolves" (Ring-1T), 2025,
     https://arxiv.org/abs/2510.18855 (0.5 and 5; eq. number unverified).
   **Departs**: inclusive bounds, as five of six peers (SkyRL's are strict). No
-    renormalisation for dropped tokens unless the denominator is "kept".
+    renormalisation for dropped tokens unless the denominator is "kept";
+    `outside` "zero" (verl) weighs them 0 and still counts them as kept.
 
   Args:
     logp_num: [B, T] float, nats; detached.
@@ -117,6 +131,7 @@ def icepop(logp_num: Array, logp_behaviour: Array, mask: Array, *,
     mask: [B, T] bool or 0/1.
     low, high: > 0, absolute, inclusive.
     level: see `ratios`.
+    outside: "drop" or "zero".
     max_log_ratio: nats, > 0.
 
   Returns:
@@ -128,13 +143,16 @@ def icepop(logp_num: Array, logp_behaviour: Array, mask: Array, *,
   Limits: a fixed gap larger than the band silences a token for ever, while the
     dropped fraction may look healthy.
   """
+  checks.choice("icepop: outside", outside, ("drop", "zero"))
   log_ratio, mask = _log_ratio("icepop", logp_num, logp_behaviour, mask, level)
   # So written, a NaN is kept and seen, not dropped in silence.
   keep = mask & ~((log_ratio < jnp.log(low)) | (log_ratio > jnp.log(high)))
   weight = ratios.ratio(masked.fill(log_ratio, keep), max_log_ratio)
-  return Weights(masked.fill(weight, keep), keep, log_ratio)
+  return Weights(masked.fill(weight, keep), keep if outside == "drop" else mask,
+                 log_ratio)
 
 
+@checks.ranged()
 def trace(logp_num: Array, logp_behaviour: Array, mask: Array, *,
           cap: Array | float = 1.0, max_log_ratio: Array | float = 20.0
           ) -> Weights:
@@ -173,3 +191,35 @@ def trace(logp_num: Array, logp_behaviour: Array, mask: Array, *,
   product = jnp.cumsum(capped[:, ::-1], axis=1)[:, ::-1]
   weight = ratios.ratio(product, max_log_ratio)
   return Weights(masked.fill(weight, mask), mask, log_ratio)
+
+
+@checks.ranged()
+def geometric_mean(weights: Weights, mask: Array, *,
+                   log_eps: Array | float = 1e-10) -> Weights:
+  """A row's weights replaced by their geometric mean.
+
+    exp((1/|y|) sum_t log(w_t + log_eps)), on every token of the row
+
+  **Source**: verl's `geo_mean` loss under `rollout_is`, 2026,
+    https://github.com/volcengine/verl.
+  **Departs**: nothing; a weight of 0 counts as log_eps.
+
+  Args:
+    weights: a correction's result, [B, T].
+    mask: [B, T] bool or 0/1.
+    log_eps: >= 0, added before the log; 0: one weight of 0 makes the row's 0.
+
+  Returns:
+    Weights: one number a row, repeated over the mask; keep and log_ratio as
+    given. Detached.
+
+  Raises:
+    ValueError: on another shape.
+
+  Limits: it is biased low: the mean of the logs is below the log of the mean.
+  """
+  mask = checks.as_mask("geometric_mean", mask, jnp.shape(weights.weight))
+  w = lax.stop_gradient(masked.wide(weights.weight))
+  mean = masked.row_mean(jnp.log(masked.fill(w + log_eps, mask, 1)), mask)
+  row = jnp.broadcast_to(jnp.exp(mean), w.shape)
+  return Weights(masked.fill(row, mask), weights.keep, weights.log_ratio)

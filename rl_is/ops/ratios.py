@@ -124,6 +124,7 @@ def ratio(log_ratio_: Array, max_log_ratio: Array | float) -> Array:
   return jnp.exp(masked.clamp(log_ratio_, -max_log_ratio, max_log_ratio))
 
 
+@checks.ranged(steps=checks.POSITIVE, fresh=checks.UNIT)
 def behaviour_share(version: Array, version_now: Array | int, *,
                     steps: Array | float = 1.0,
                     fresh: Array | float = 0.0) -> Array:
@@ -160,6 +161,7 @@ def behaviour_share(version: Array, version_now: Array | int, *,
   return jnp.where(gap > 0, share, fresh)
 
 
+@checks.ranged(alpha=checks.UNIT)
 def log_linear_anchor(logp: Array, logp_behaviour: Array, mask: Array, *,
                       alpha: Array | float) -> Array:
   """A proximal policy without a forward pass: between behaviour and current.
@@ -197,6 +199,7 @@ def log_linear_anchor(logp: Array, logp_behaviour: Array, mask: Array, *,
   return lax.stop_gradient(alpha * behaviour + (1 - alpha) * current)
 
 
+@checks.ranged(decay=checks.UNIT)
 def ewma(params_ema: Params, params: Params, decay: Array | float) -> Params:
   """Averaged weights, whose policy is PPO-EWMA's proximal one. Any pytree.
 

@@ -42,6 +42,7 @@ def _k3(d):
   return jnp.expm1(d) - d
 
 
+@checks.ranged()
 def k1(logp: Array, logp_ref: Array, mask: Array, *,
        max_log_ratio: Array | float = jnp.inf,
        max_kl: Array | float = jnp.inf) -> Array:
@@ -72,6 +73,7 @@ def k1(logp: Array, logp_ref: Array, mask: Array, *,
   return _limited(jnp.negative, max_kl, d)
 
 
+@checks.ranged()
 def k2(logp: Array, logp_ref: Array, mask: Array, *,
        max_log_ratio: Array | float = jnp.inf,
        max_kl: Array | float = jnp.inf) -> Array:
@@ -101,6 +103,7 @@ def k2(logp: Array, logp_ref: Array, mask: Array, *,
   return _limited(lambda d: 0.5 * jnp.square(d), max_kl, d)
 
 
+@checks.ranged()
 def k3(logp: Array, logp_ref: Array, mask: Array, *,
        max_log_ratio: Array | float = 20.0,
        max_kl: Array | float = jnp.inf) -> Array:
@@ -133,6 +136,7 @@ def k3(logp: Array, logp_ref: Array, mask: Array, *,
   return _limited(_k3, max_kl, d)
 
 
+@checks.ranged()
 def abs_kl(logp: Array, logp_ref: Array, mask: Array, *,
            max_log_ratio: Array | float = jnp.inf,
            max_kl: Array | float = jnp.inf) -> Array:
@@ -169,6 +173,7 @@ def _straight_through(fn, value, logp, logp_ref, mask):
   return lax.stop_gradient(value) + slope * (logp - lax.stop_gradient(logp))
 
 
+@checks.ranged()
 def k1_straight(logp: Array, logp_ref: Array, mask: Array, *,
                 max_log_ratio: Array | float = jnp.inf,
                 max_kl: Array | float = jnp.inf) -> Array:
@@ -197,6 +202,7 @@ def k1_straight(logp: Array, logp_ref: Array, mask: Array, *,
   return _straight_through("k1_straight", value, logp, logp_ref, mask)
 
 
+@checks.ranged()
 def k3_straight(logp: Array, logp_ref: Array, mask: Array, *,
                 max_log_ratio: Array | float = 20.0,
                 max_kl: Array | float = jnp.inf) -> Array:
@@ -225,6 +231,7 @@ def k3_straight(logp: Array, logp_ref: Array, mask: Array, *,
   return _straight_through("k3_straight", value, logp, logp_ref, mask)
 
 
+@checks.ranged(max_log_ratio=checks.POSITIVE, max_kl=checks.POSITIVE)
 def k3_unbiased(logp: Array, logp_ref: Array, mask: Array, *,
                 logp_anchor: Array, level: str = "token",
                 max_log_ratio: Array | float = 20.0,
@@ -266,6 +273,7 @@ def _anchored(fn, logp, logp_anchor, mask, level):
   return ratios.log_ratio(logp, logp_anchor, mask, level=level)
 
 
+@checks.ranged(max_log_ratio=checks.POSITIVE, max_kl=checks.POSITIVE)
 def importance_weighted(kl: Array, logp: Array, logp_anchor: Array,
                         mask: Array, *, level: str = "token",
                         max_log_ratio: Array | float = 20.0,
@@ -301,6 +309,7 @@ def importance_weighted(kl: Array, logp: Array, logp_anchor: Array,
   return _limited(product, max_kl, masked.fill(masked.wide(kl), mask), l)
 
 
+@checks.ranged(max_kl=checks.POSITIVE)
 def with_score(kl: Array, logp: Array, mask: Array, *,
                max_kl: Array | float = jnp.inf) -> Array:
   """The same value; the gradient gets the score function's part, kl dlogp.

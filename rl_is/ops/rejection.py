@@ -53,6 +53,7 @@ def _weights(drop, seen, mask, log_ratio) -> Weights:
   return Weights(masked.fill(weight, keep), keep, log_ratio)
 
 
+@checks.ranged()
 def ratio_mask(logp_num: Array, logp_behaviour: Array, mask: Array, *,
                low: Array | float, high: Array | float, level: str = "token"
                ) -> Weights:
@@ -82,6 +83,7 @@ def ratio_mask(logp_num: Array, logp_behaviour: Array, mask: Array, *,
   return _weights(_outside(l, jnp.log(low), jnp.log(high)), l, mask, l)
 
 
+@checks.ranged()
 def geometric_mask(logp_num: Array, logp_behaviour: Array, mask: Array, *,
                    low: Array | float, high: Array | float) -> Weights:
   """Keeps rows whose geometric mean ratio is inside a band.
@@ -110,6 +112,7 @@ def geometric_mask(logp_num: Array, logp_behaviour: Array, mask: Array, *,
                     level="sequence_mean")
 
 
+@checks.ranged()
 def token_veto(logp_num: Array, logp_behaviour: Array, mask: Array, *,
                low: Array | float, high: Array | float) -> Weights:
   """Drops the whole row if one of its tokens has a ratio outside a band.
@@ -141,10 +144,11 @@ def token_veto(logp_num: Array, logp_behaviour: Array, mask: Array, *,
   return _weights(drop, most, mask, l)
 
 
+@checks.ranged()
 def k_rejection(logp_num: Array, logp_behaviour: Array, mask: Array, *,
                 upper: Array | float, lower: Array | float = -jnp.inf,
                 estimator: str = "k3", statistic: str = "mean",
-                direction: str = "behaviour_to_num",
+                direction: str = "behaviour_to_num", clamped: str = "k3",
                 max_log_ratio: Array | float = 20.0) -> Weights:
   """Drops tokens, or rows, whose estimated divergence is out of bounds.
 
@@ -165,7 +169,8 @@ def k_rejection(logp_num: Array, logp_behaviour: Array, mask: Array, *,
     estimator: a key of `ESTIMATORS`.
     statistic: a key of `STATISTICS`; but for "token", over the row.
     direction: one of `DIRECTIONS`.
-    max_log_ratio: nats, > 0; clamps x inside the exp of k3 only.
+    clamped: "k3" or "all": which estimators take a clamped x (verl: all).
+    max_log_ratio: nats, > 0; of that clamp.
 
   Returns:
     Weights: weight 1 where kept; log_ratio per token. Detached.
@@ -179,14 +184,16 @@ def k_rejection(logp_num: Array, logp_behaviour: Array, mask: Array, *,
   checks.choice(f"{fn}: estimator", estimator, ESTIMATORS)
   checks.choice(f"{fn}: statistic", statistic, STATISTICS)
   checks.choice(f"{fn}: direction", direction, DIRECTIONS)
+  checks.choice(f"{fn}: clamped", clamped, ("k3", "all"))
   l, mask = _log_ratio(fn, logp_num, logp_behaviour, mask)
   x = -l if direction == "behaviour_to_num" else l
-  if estimator == "k3":
+  if clamped == "all" or estimator == "k3":
     x = masked.clamp(x, -max_log_ratio, max_log_ratio)
   seen = STATISTICS[statistic](ESTIMATORS[estimator](x), mask)
   return _weights(_outside(seen, lower, upper), seen, mask, l)
 
 
+@checks.ranged()
 def m2po(logp_num: Array, logp_behaviour: Array, mask: Array, *,
          tau: Array | float) -> Weights:
   """Drops the largest squared log ratios until the mean of the rest is small.
@@ -225,6 +232,7 @@ def m2po(logp_num: Array, logp_behaviour: Array, mask: Array, *,
   return _weights(drop.reshape(l.shape), l, mask, l)
 
 
+@checks.ranged()
 def opsm(logp_num: Array, logp_behaviour: Array, mask: Array, *, adv: Array,
          delta: Array | float) -> Weights:
   """Off-policy sequence mask: drops bad rows that the policy has left.
@@ -258,6 +266,7 @@ def opsm(logp_num: Array, logp_behaviour: Array, mask: Array, *, adv: Array,
   return _weights((adv < 0) & (kl > delta), kl, mask, l)
 
 
+@checks.ranged()
 def vaco_tv(logp_num: Array, logp_behaviour: Array, mask: Array, *, adv: Array,
             high: Array | float, low: Array | float = 0.0,
             max_log_ratio: Array | float = 20.0) -> Weights:
@@ -303,6 +312,7 @@ def _lag(fn, version, version_now, mask):
   return lag, (jnp.asarray(version) >= 0) & (lag >= 0), mask
 
 
+@checks.ranged()
 def version_mask(version: Array, version_now: Array, mask: Array, *,
                  max_lag: Array | float, level: str = "token") -> Weights:
   """Keeps tokens, or rows, that were sampled at most `max_lag` updates ago.

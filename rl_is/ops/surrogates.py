@@ -9,7 +9,7 @@ weight for stale or mismatched data (see `corrections`). Symbols:
 
 A token with A = 0 contributes exactly 0, value and gradient, however extreme
 its ratio; only a NaN log-prob survives there, so that it is seen. Constants are
-keyword-only and may be traced.
+keyword-only and may be traced; a plain number must lie in its row's range.
 """
 
 import jax.numpy as jnp
@@ -86,6 +86,7 @@ def pg(logp: Array, adv: Array, mask: Array) -> TokenLoss:
   return TokenLoss(masked.fill(-adv * logp, mask), {})
 
 
+@checks.ranged()
 def ppo_clip(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
              eps_low: Array | float, eps_high: Array | float,
              level: str = "token",
@@ -133,6 +134,7 @@ def ppo_clip(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
   return _loss(-adv * r, mask, log_ratio, clip_low=under, clip_high=over)
 
 
+@checks.ranged()
 def dual_clip(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
               eps_low: Array | float, eps_high: Array | float,
               clip_c: Array | float, level: str = "token",
@@ -161,8 +163,7 @@ def dual_clip(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
     TokenLoss as `ppo_clip`; aux has `clip_dual` too.
 
   Raises:
-    ValueError: on another shape, an integer dtype, an unknown level. That
-    clip_c > 1 is checked where a config is read, as it may be traced here.
+    ValueError: on another shape, an integer dtype, an unknown level.
 
   Limits: beyond clip_c a negative token has no gradient at all.
   """
@@ -175,6 +176,7 @@ def dual_clip(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
                clip_high=over & (adv > 0), clip_dual=over & (adv < 0))
 
 
+@checks.ranged()
 def two_sided(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
               eps_low: Array | float, eps_high: Array | float,
               delta: Array | float, level: str = "token",
@@ -218,6 +220,7 @@ def two_sided(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
                clip_high=over & (adv > 0), clip_dual=over & (adv < 0))
 
 
+@checks.ranged()
 def cispo(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
           cap: Array | float, floor: Array | float = 0.0, level: str = "token",
           max_log_ratio: Array | float = 20.0) -> TokenLoss:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rl_is.core import masked
+from rl_is.core import checks, masked
 from rl_is.core.types import Array, TokenLoss
 from rl_is.ops import ratios, surrogates as base
 
@@ -23,6 +23,7 @@ def _score(logp, adv, mask):
   return adv * masked.fill(logp, base._live(adv, mask, logp))
 
 
+@checks.ranged()
 def sapo(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
          tau_pos: Array | float, tau_neg: Array | float, level: str = "token",
          max_log_ratio: Array | float = 20.0) -> TokenLoss:
@@ -66,6 +67,7 @@ def sapo(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
   return base._loss(-adv * gate, mask, log_ratio)
 
 
+@checks.ranged()
 def gmpo(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
          log_low: Array | float, log_high: Array | float, level: str = "token",
          max_log_ratio: Array | float = 20.0) -> TokenLoss:
@@ -111,6 +113,7 @@ def gmpo(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
                     clip_high=l > high)
 
 
+@checks.ranged()
 def topr(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
          cap: Array | float = 1.0, level: str = "sequence_sum",
          max_log_ratio: Array | float = 20.0) -> TokenLoss:
@@ -154,6 +157,7 @@ def topr(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
                     clip_high=over & taper)
 
 
+@checks.ranged()
 def vespo(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
           k_pos: Array | float, lambda_pos: Array | float,
           k_neg: Array | float, lambda_neg: Array | float,
@@ -203,6 +207,7 @@ def vespo(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
   return base._loss(-gate * _score(logp, adv, mask), mask, log_ratio)
 
 
+@checks.ranged()
 def aspo(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
          eps_low: Array | float, eps_high: Array | float,
          clip_c: Array | float = 3.0, cap: Array | float = 3.0,
@@ -257,6 +262,7 @@ def aspo(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
                     clip_dual=over & (adv < 0), clip_cap=capped & flip & ~over)
 
 
+@checks.ranged()
 def dro(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
         beta: Array | float, level: str = "token",
         max_log_ratio: Array | float = 20.0) -> TokenLoss:
@@ -294,6 +300,7 @@ def dro(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
                     log_ratio)
 
 
+@checks.ranged()
 def opmd(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
          tau: Array | float, level: str = "sequence_sum",
          max_log_ratio: Array | float = 20.0) -> TokenLoss:

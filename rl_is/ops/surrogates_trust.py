@@ -52,6 +52,7 @@ def _detached(fn, logp, logp_anchor, adv, mask, form):
             for x in (logp, logp_anchor, adv)), mask)
 
 
+@checks.ranged()
 def dppo_tv(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
             delta_low: Array | float, delta_high: Array | float,
             cap: Array | float = jnp.inf, kl_tau: Array | float = 0.0,
@@ -75,8 +76,7 @@ def dppo_tv(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
     inf.
 
   Args:
-    logp: [B, T] float, nats.
-    logp_anchor: [B, T] float, nats; the paper's is the behaviour.
+    logp, logp_anchor: [B, T] float, nats; the paper's anchor is the behaviour.
     adv: [B, T] float; detached.
     mask: [B, T] bool or 0/1.
     delta_low, delta_high: probabilities in (0, 1]; 1 or more never bind.
@@ -118,6 +118,7 @@ def _binary_kl(q, p):
           + q_other * jnp.log(q_other / p_other))
 
 
+@checks.ranged()
 def dppo_kl(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
             delta_low: Array | float, delta_high: Array | float,
             cap: Array | float = jnp.inf, form: str = "score",
@@ -133,8 +134,7 @@ def dppo_kl(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
   **Departs**: 1 - p is made by expm1 and kept at 1e-8 or more (verl adds 1e-8).
 
   Args:
-    logp: [B, T] float, nats.
-    logp_anchor: [B, T] float, nats; the paper's is the behaviour.
+    logp, logp_anchor: [B, T] float, nats; the paper's anchor is the behaviour.
     adv: [B, T] float; detached.
     mask: [B, T] bool or 0/1.
     delta_low, delta_high: nats, > 0.
@@ -168,6 +168,7 @@ class BapoBounds:
   share: Array  # scalar in [0, 1]; of the batch that chose them
 
 
+@checks.ranged()
 def bapo_bounds(state: BapoBounds | None, logp: Array, logp_anchor: Array,
                 adv: Array, mask: Array, *, low: Array | float = 0.6,
                 low_max: Array | float = 0.8, low_step: Array | float = 0.05,
@@ -237,6 +238,7 @@ def bapo_bounds(state: BapoBounds | None, logp: Array, logp_anchor: Array,
       lax.while_loop(short, widen, (low, high, share(low, high)))))
 
 
+@checks.ranged()
 def bapo(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
          low: Array | float = 0.6, low_max: Array | float = 0.8,
          low_step: Array | float = 0.05, high: Array | float = 1.2,
@@ -302,6 +304,7 @@ def _count(fraction, mask, dtype):
   return jnp.where(jnp.asarray(fraction) > 0, jnp.maximum(n, 1), 0)
 
 
+@checks.ranged()
 def clip_cov(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
              key: Array, eps_low: Array | float, eps_high: Array | float,
              cov_ratio: Array | float, cov_low: Array | float,
@@ -320,8 +323,7 @@ def clip_cov(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
     one token). verl has no clamp here: pass inf.
 
   Args:
-    logp: [B, T] float, nats.
-    logp_anchor: [B, T] float, nats.
+    logp, logp_anchor: [B, T] float, nats.
     adv: [B, T] float; detached.
     mask: [B, T] bool or 0/1.
     key: a PRNG key; used up.
@@ -353,6 +355,7 @@ def clip_cov(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
                    dict(token.aux, clip_cov=hit & (adv != 0)))
 
 
+@checks.ranged()
 def kl_cov(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
            cov_ratio: Array | float, kl_coef: Array | float,
            level: str = "token",
@@ -368,8 +371,7 @@ def kl_cov(logp: Array, logp_anchor: Array, adv: Array, mask: Array, *,
     There is nothing random in it, hence no key.
 
   Args:
-    logp: [B, T] float, nats.
-    logp_anchor: [B, T] float, nats.
+    logp, logp_anchor: [B, T] float, nats.
     adv: [B, T] float; detached.
     mask: [B, T] bool or 0/1.
     cov_ratio: share of the batch's tokens that are pulled, in [0, 1].

@@ -14,6 +14,7 @@ from rl_is.ops import advantages as _advantages
 from rl_is.ops import values
 
 
+@checks.ranged()
 def batch_norm(advantages: Advantages, mask: Array | None = None, *,
                ddof: Array | float = 1.0, var_eps: Array | float = 1e-8
                ) -> Advantages:
@@ -48,6 +49,7 @@ def batch_norm(advantages: Advantages, mask: Array | None = None, *,
   return Advantages(values.whiten(adv, mask, ddof=ddof, var_eps=var_eps), keep)
 
 
+@checks.ranged()
 def reinforce_pp(reward: Array, group: Array, mask: Array,
                  penalty: Array | None = None, *, gamma: Array | float = 1.0,
                  ddof: Array | float = 1.0, var_eps: Array | float = 1e-8
@@ -87,17 +89,20 @@ def reinforce_pp(reward: Array, group: Array, mask: Array,
   return Advantages(values.whiten(adv, mask, ddof=ddof, var_eps=var_eps), keep)
 
 
+@checks.ranged()
 def reinforce_pp_baseline(reward: Array, group: Array, mask: Array,
                           penalty: Array | None = None, *,
                           ddof: Array | float = 1.0,
-                          var_eps: Array | float = 1e-8) -> Advantages:
+                          var_eps: Array | float = 1e-8, lone: str = "zero"
+                          ) -> Advantages:
   """Reward minus group mean, whitened over the tokens of the batch.
 
     A_t = whiten(R - mean_G R - penalty_t)
 
   **Source**: Hu et al., 2025, https://arxiv.org/abs/2501.03262, section 3
     (number unverified); the penalty as NeMo-RL's `use_kl_in_reward`.
-  **Departs**: ddof 1 as verl; NeMo-RL's is 0. A group of one gives 0.
+  **Departs**: ddof 1 as verl; NeMo-RL's is 0. Before the whitening a group of
+    one has 0, or with `lone` "reward" its R (verl).
 
   Args:
     reward: [B] float; NaN = unscorable.
@@ -105,6 +110,7 @@ def reinforce_pp_baseline(reward: Array, group: Array, mask: Array,
     mask: [B, T] bool or 0/1.
     penalty: [B, T] float or None, taken from the reward.
     ddof, var_eps: as `values.whiten`.
+    lone: "zero" or "reward".
 
   Returns:
     Advantages: adv [B, T] float32 or wider, keep [B] bool.
@@ -114,8 +120,10 @@ def reinforce_pp_baseline(reward: Array, group: Array, mask: Array,
 
   Limits: long answers weigh more in the batch's mean.
   """
-  centred, _, keep = _advantages.centre("reinforce_pp_baseline", reward, group)
-  mask = values.rows_mask("reinforce_pp_baseline", reward, mask)
+  fn = "reinforce_pp_baseline"
+  centred, count, keep = _advantages.centre(fn, reward, group)
+  centred = _advantages.lone_row(fn, lone, centred, reward, count, keep)
+  mask = values.rows_mask(fn, reward, mask)
   adv = jnp.broadcast_to(centred[:, None], mask.shape)
   if penalty is not None:
     adv = adv - masked.fill(masked.wide(penalty), mask)

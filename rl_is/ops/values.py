@@ -63,6 +63,7 @@ def _saturate(acc, max_log_ratio):
   return masked.clamp(acc, -bound, bound)
 
 
+@checks.ranged(gamma=checks.UNIT, lam=checks.UNIT)
 def gae(reward_tok: Array, value: Array, mask: Array, *, gamma: Array | float,
         lam: Array | float, mask_rule: str = "carry") -> Estimate:
   """Generalised advantage estimation, per token.
@@ -106,6 +107,7 @@ def gae(reward_tok: Array, value: Array, mask: Array, *, gamma: Array | float,
   return Estimate(adv, masked.fill(adv + v, mask))
 
 
+@checks.ranged(gamma=checks.UNIT)
 def returns(reward_tok: Array, mask: Array, *, gamma: Array | float = 1.0
             ) -> Array:
   """Discounted sum of the rewards from each token on: [B, T], detached.
@@ -143,6 +145,9 @@ def _ratio(logp, behaviour, mask, max_log_ratio):
                               -max_log_ratio, max_log_ratio))
 
 
+@checks.ranged(gamma=checks.UNIT, lam=checks.UNIT, leak=checks.UNIT,
+               rho_bar=checks.POSITIVE, c_bar=checks.POSITIVE,
+               pg_bar=checks.POSITIVE, max_log_ratio=checks.POSITIVE)
 def vtrace(logp: Array, logp_behaviour: Array, reward_tok: Array, value: Array,
            mask: Array, value_next: Array | None = None, *,
            gamma: Array | float = 1.0, lam: Array | float = 1.0,
@@ -202,6 +207,7 @@ def vtrace(logp: Array, logp_behaviour: Array, reward_tok: Array, value: Array,
                              cut(pg_bar), *given))
 
 
+@checks.ranged(rho_bar=checks.POSITIVE)
 def vtrace_policy(logits: Array, logits_behaviour: Array, *,
                   rho_bar: Array | float) -> Array:
   """Log of the policy whose value V-trace converges to, [..., V], nats.
@@ -215,6 +221,8 @@ def vtrace_policy(logits: Array, logits_behaviour: Array, *,
   return jax.nn.log_softmax(jnp.minimum(jnp.log(rho_bar) + mu, pi), axis=-1)
 
 
+@checks.ranged(gamma=checks.UNIT, lam=checks.UNIT,
+               max_log_ratio=checks.POSITIVE)
 def retrace(logp: Array, logp_behaviour: Array, reward_tok: Array, q: Array,
             value: Array, mask: Array, *, gamma: Array | float = 1.0,
             lam: Array | float = 1.0, max_log_ratio: Array | float = 20.0
@@ -252,6 +260,8 @@ def retrace(logp: Array, logp_behaviour: Array, reward_tok: Array, q: Array,
   return Estimate(*_backward(step, mask, r, q, v, c))
 
 
+@checks.ranged(gamma=checks.UNIT, lam=checks.UNIT,
+               max_log_ratio=checks.POSITIVE)
 def importance_corrected_td_errors(
     logp: Array, logp_behaviour: Array, reward_tok: Array, value: Array,
     mask: Array, *, gamma: Array | float = 1.0, lam: Array | float = 1.0,
@@ -291,6 +301,7 @@ def importance_corrected_td_errors(
                    _ratio(logp, behaviour, mask, max_log_ratio))
 
 
+@checks.ranged()
 def whiten(x: Array, mask: Array, *, ddof: Array | float = 1.0,
            var_eps: Array | float = 1e-8) -> Array:
   """Mean 0 and variance 1 over all unmasked elements of the batch.
@@ -326,6 +337,7 @@ def whiten(x: Array, mask: Array, *, ddof: Array | float = 1.0,
   return jnp.where(mask, x * scale, 0)
 
 
+@checks.ranged(clip=checks.POSITIVE)
 def value_loss(value: Array, value_old: Array, target: Array, mask: Array, *,
                clip: Array | float) -> TokenLoss:
   """Squared error of the value, kept close to the old value, per token.

@@ -151,6 +151,40 @@ def test_denominator_kept_renormalises():
   np.testing.assert_allclose(grads["kept"], [[-1 / 2, 0, -1 / 2]], rtol=1e-6)
 
 
+def test_removed_tokens_are_in_no_sequence_ratio_and_no_regularizer():
+  """As if the rejected token were not in the batch at all."""
+  logp = jnp.array([[-1.0, -2.0, -1.5], [-0.5, -1.0, -1.0]])
+  prox, ref = logp - 0.1, logp + jnp.array([0.3, -0.2, 0.1])
+  beh = prox.at[0, 1].add(-9.0)  # a ratio of e^9
+  spec = Spec("ppo_clip", "proximal", "sequence_mean", advantage="given",
+              aggregation="sequence_mean_token_mean", regularizer="k3")
+  chain = (Correction("ratio_mask"),)
+  numbers = dict(eps_low=.2, eps_high=.2, kl_coef=.1)
+
+  def run(spec, mask, **more):
+    batch = Batch(jnp.zeros((2, 3), int), mask, mask, jnp.ones(2),
+                  jnp.zeros(2, int), logp_behaviour=beh, logp_prox=prox,
+                  logp_ref=ref, adv=jnp.array([[1., 2, -1], [1, -1, 3]]))
+    constants = constants_lib.resolve(spec, {}, numbers | more)
+    prepared = Objective(spec).prepare(batch, constants)
+    return jax.value_and_grad(lambda l: Objective(spec).loss(
+        PolicyOutputs(l), prepared, constants)[0])(logp)
+
+  whole = jnp.ones((2, 3), bool)
+  want = run(spec, whole.at[0, 1].set(False))
+  got = run(dataclasses.replace(spec, corrections=chain,
+                                denominator="removed"), whole, low=.5, high=2.)
+  np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
+  np.testing.assert_allclose(got[1], want[1], rtol=1e-6)
+  kept = run(dataclasses.replace(spec, corrections=chain, denominator="kept"),
+             whole, low=.5, high=2.)
+  assert abs(kept[0] - want[0]) > 1e-4
+  with pytest.raises(ValueError, match="removed"):
+    Objective(dataclasses.replace(
+        spec, corrections=(Correction("ratio_mask", "current"),),
+        denominator="removed"))
+
+
 def test_unscorable_rows_leave_numerator_and_denominator():
   """Case A20: rewards [1, NaN, 0, 0], mean-centred [2/3, -, -1/3, -1/3]."""
   objective = Objective(Spec("pg", advantage="dr_grpo"))

@@ -188,3 +188,20 @@ def test_case_A20_unscorable_rewards(name, want):
       got = _run(name, *_rows(left))
       np.testing.assert_array_equal(got.adv[:2], 0)
       np.testing.assert_array_equal(got.keep[:2], ~np.isnan(left))
+
+
+@pytest.mark.parametrize("name,kwargs,want", [
+    ("grpo", {}, [.5, .70710578, -.70710578]), ("dr_grpo", {}, [.5, .5, -.5]),
+    ("rloo", {}, [.5, 1, -1]), ("gpg", {}, [.75, .75, -.75]),
+    ("opo", dict(length=np.float32([7, 1, 3])), [.5, .75, -.25])])
+def test_a_group_of_one_may_keep_its_reward(name, kwargs, want):
+  args = np.float32([.5, 1, 0]), np.int32([2, 0, 0])
+  fn = getattr(advantages, name)
+  got = fn(*args, lone="reward", **kwargs).adv
+  np.testing.assert_allclose(got, want, rtol=2e-6)
+  zero = fn(*args, **kwargs).adv
+  np.testing.assert_allclose(zero, [0, *want[1:]], rtol=2e-6)
+  with pytest.raises(ValueError, match="lone"):
+    fn(*args, lone="R", **kwargs)
+  nan = fn(np.float32([np.nan, 1, 0]), args[1], lone="reward", **kwargs)
+  assert nan.adv[0] == 0 and not nan.keep[0]

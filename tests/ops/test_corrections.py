@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from reference import draws, losses
+from rl_is.core.types import Weights
 from rl_is.ops import aggregate, corrections, diagnostics, ratios, surrogates
 
 LEVELS = sorted(ratios.LEVELS)
@@ -320,3 +321,34 @@ def test_an_unmasked_nan_is_seen(name, kwargs):
                                    **kwargs)
   assert got.keep.all()
   np.testing.assert_array_equal(np.isnan(got.weight), [[False, True]])
+
+
+def test_icepop_may_weigh_by_zero_what_it_would_drop():
+  num, behaviour = np.log(np.float32([[.3, 1, 4]])), np.zeros((1, 3), "f4")
+  mask = np.ones((1, 3), bool)
+  drop, zero = (corrections.icepop(num, behaviour, mask, low=.5, high=2.,
+                                   outside=o) for o in ("drop", "zero"))
+  np.testing.assert_allclose(zero.weight, [[0, 1, 0]], rtol=1e-6)
+  np.testing.assert_array_equal(zero.weight, drop.weight)
+  np.testing.assert_array_equal(drop.keep, [[0, 1, 0]])
+  np.testing.assert_array_equal(zero.keep, mask)
+  with pytest.raises(ValueError, match="outside"):
+    corrections.icepop(num, behaviour, mask, low=.5, high=2., outside="cap")
+
+
+def test_geometric_mean_of_the_weights_of_a_row():
+  w = np.float32([[2, 8, 99], [4, 0, 1]])
+  mask = np.bool_([[1, 1, 0], [1, 1, 1]])
+  given_ = Weights(w, mask, np.zeros_like(w))
+  got = corrections.geometric_mean(given_, mask)
+  zero = (4 * 1e-10) ** (1 / 3)
+  np.testing.assert_allclose(got.weight, [[4, 4, 0], [zero] * 3], rtol=1e-5)
+  assert got.keep is given_.keep and got.log_ratio is given_.log_ratio
+  exact = corrections.geometric_mean(given_, mask, log_eps=0.)
+  np.testing.assert_allclose(exact.weight, [[4, 4, 0], [0] * 3], rtol=1e-6)
+  nan = corrections.geometric_mean(
+      Weights(np.where(w == 8, np.nan, w), mask, w), mask)
+  assert np.isnan(nan.weight[0, :2]).all() and not np.isnan(nan.weight[1]).any()
+  grad = jax.grad(lambda x: corrections.geometric_mean(
+      Weights(x, mask, w), mask).weight.sum())(w)
+  np.testing.assert_array_equal(grad, 0)

@@ -399,3 +399,18 @@ def test_trace_is_the_product_of_truncated_ratios():
   tis = corrections.tis(num, jnp.zeros_like(num), mask, cap=jnp.inf,
                         level="suffix").weight
   np.testing.assert_allclose(wide, tis, rtol=1e-6)
+
+
+def test_k_rejection_may_clamp_every_estimator():
+  """verl: a token beyond 20 nats counts as 20 in a row's k1."""
+  num, behaviour = np.float32([[-35, -1]]), np.float32([[-5, -21]])
+  mask = np.ones((1, 2), bool)  # l = -30, 20: -k1 sums to -10, clamped to 0
+  op = functools.partial(
+      rejection.k_rejection, num, behaviour, mask, estimator="k1",
+      statistic="sum", lower=-1., upper=1.)
+  np.testing.assert_array_equal(op().keep, False)
+  np.testing.assert_array_equal(op(clamped="all").keep, True)
+  np.testing.assert_array_equal(
+      op(clamped="all", max_log_ratio=25.).keep, False)
+  with pytest.raises(ValueError, match="clamped"):
+    op(clamped="k2")

@@ -22,7 +22,8 @@ ROWS = [(axis, name) for axis, (table, _) in TABLES.items() for name in table
         if name != "given"]  # the caller's own advantage: no function
 # Public, and no piece of an axis: helpers, and what needs more than a batch.
 NO_ROW = {
-    "bapo_bounds", "unknown_versions", "centre", "group_sum", "batch_norm",
+    "bapo_bounds", "unknown_versions", "centre", "lone_row",
+    "group_sum", "batch_norm",
     "optimal_baseline", "optimal_token_baseline", "importance_weighted",
     "with_score", "entropy_sampled", "k3_unbiased"}
 

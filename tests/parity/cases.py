@@ -114,7 +114,8 @@ def loss_of(peer: Peer, case: Case) -> dict[str, Any]:
 
   def loss(logp):
     return case.scale * objective.loss(
-        PolicyOutputs(logp, entropy), prepared, constants)[0]
+        PolicyOutputs(logp, entropy), prepared, constants,
+        jax.random.key(0))[0]
 
   value, grad = jax.value_and_grad(loss)(case["logp"])
   out = {name: fn(case, prepared) for name, fn in peer.arrays.items()

@@ -8,11 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_is.core import checks
+from rl_is.objective.dialects.areal import areal
 from rl_is.objective.dialects.base import Dialect
 from rl_is.objective.dialects.nemo_rl import nemo_rl
 from rl_is.objective.dialects.openrlhf import openrlhf
+from rl_is.objective.dialects.prime_rl import prime_rl
+from rl_is.objective.dialects.roll import roll
+from rl_is.objective.dialects.torchrl import torchrl
+from rl_is.objective.dialects.verl import verl
 
-SYSTEMS = {"nemo_rl": nemo_rl, "openrlhf": openrlhf}
+SYSTEMS = {"areal": areal, "nemo_rl": nemo_rl, "openrlhf": openrlhf,
+           "prime_rl": prime_rl, "roll": roll, "torchrl": torchrl, "verl": verl}
 
 
 def translate(system: str, config: Mapping[str, Any]) -> Dialect:

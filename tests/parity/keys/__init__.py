@@ -4,6 +4,9 @@ Keys that the harness added to a peer's own config, helpers that were called
 alone, and where we depart from the peer on purpose.
 """
 
-from parity.keys import nemo, openrlhf
+from parity.keys import (
+    areal, nemo, openrlhf, prime_rl, rlax, roll, torchrl, verl)
 
-PEERS = {"nemo": nemo.PEER, "openrlhf": openrlhf.PEER}
+PEERS = {"areal": areal.PEER, "nemo": nemo.PEER, "openrlhf": openrlhf.PEER,
+         "prime_rl": prime_rl.PEER, "rlax": rlax.PEER, "roll": roll.PEER,
+         "torchrl": torchrl.PEER, "verl": verl.PEER}
