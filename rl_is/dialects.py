@@ -3,16 +3,19 @@
   python -m rl_is.dialects nemo_rl use_importance_sampling_correction=true \
       truncated_importance_sampling_type=tis truncated_importance_sampling_ratio=2
 
-prints the choices and constants that give the same loss and gradient here, and
-where that system departs from the papers.
+prints the choices and constants that give the same loss and gradient here, the
+formula of each piece, and where that system departs from the papers.
 """
 
 import dataclasses
+import inspect
 import json
 import sys
 
 from rl_is.objective import constants as constants_lib
 from rl_is.objective import dialects
+from rl_is.objective import spec as spec_lib
+from rl_is.ops import aggregate
 
 
 def parse(words: list[str]) -> dict:
@@ -29,13 +32,27 @@ def parse(words: list[str]) -> dict:
   return out
 
 
+def formulas(spec: spec_lib.Spec) -> list[str]:
+  """The equations of the chosen pieces, as their docstrings have them."""
+  lines = []
+  for name, row in spec_lib.rows(spec).items():
+    # An aggregation's row holds its parts; the equation is of the whole.
+    fn = getattr(aggregate, name, row.fn)
+    text = inspect.getdoc(fn).partition("**Source**")[0] if fn else ""
+    equation = [line for line in text.splitlines()[1:] if line.startswith("  ")]
+    lines += [f"{name}:", *equation] if equation else []
+  return lines
+
+
 def describe(system: str, config: dict) -> str:
   dialect = dialects.translate(system, config)
   values = constants_lib.resolve(dialect.spec, {}, dialect.constants)
   choices = dataclasses.asdict(dialect.spec) | dict(
-      corrections=", ".join(map(str, dialect.spec.corrections)) or "none")
+      corrections=",".join(map(str, dialect.spec.corrections)) or "none",
+      options=",".join(f"{k}={v}" for k, v in dialect.spec.options))
   lines = [f"objective.{k} = {v}" for k, v in choices.items()]
   lines += [f"objective.constants.{k} = {v:g}" for k, v in values.items()]
+  lines += formulas(dialect.spec)
   return "\n".join(lines + [f"{system} departs: {d}" for d in dialect.departs])
 
 

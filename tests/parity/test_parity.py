@@ -88,6 +88,9 @@ def test_the_command_prints_the_objective(capsys):
   for line in ("objective.surrogate = dual_clip",
                "objective.corrections = icepop:proximal:token",
                "objective.constants.high = 4", "objective.constants.clip_c = 3",
+               "objective.options = ", "icepop:",
+               "  w = sg(k) 1[low <= k <= high],  k = num / behaviour",
+               "  (1/B) sum_i (1/|y_i|) sum_t loss_it",
                "openrlhf departs: "):
     assert line in text
   with pytest.raises(ValueError, match="key=value"):
