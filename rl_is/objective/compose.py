@@ -7,6 +7,7 @@ and one weight a token that is already divided by its minibatch's denominator.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import jax
@@ -91,9 +92,12 @@ class Objective:
         m, counted, **self._kwargs(self.spec.aggregation, batch, constants))
     whole, every = self._seen(mask, keep), self.spec.denominator in (
         "all", "unseen")
+    kl_parts = parts if dict(self.spec.options).get("kl_mean") != "rows" else (
+        functools.partial(ops.AGGREGATIONS["sequence_mean_token_mean"].fn,
+                          empty="count"))
     token_weight = {
         "policy": self._divide(parts(keep, mask if every else keep)),
-        "regularizer": self._divide(parts(whole, mask if every else whole))}
+        "regularizer": self._divide(kl_parts(whole, mask if every else whole))}
     if self.spec.advantage == "given":
       batch = batch.replace(adv=self._given(given, whole))
     return batch.replace(weight=weight, keep=keep, token_weight=token_weight)

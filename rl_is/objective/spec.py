@@ -18,6 +18,9 @@ DENOMINATORS = ("all", "kept", "removed", "unseen")
 # What a correction of a row sees: all of its tokens, or those that the chain
 # before it has kept. Every correction takes it.
 CORRECTION_OPTIONS = {"over": ("all", "kept")}
+# How a regularizer is averaged: as the policy's loss, or over rows, those
+# without a token too, of a row's mean. Every regularizer takes it.
+REGULARIZER_OPTIONS = {"kl_mean": ("policy", "rows")}
 # How `logp_prox` is made: scored at the start of the update on the batch; by an
 # exponential average of the parameters; or between behaviour and current, by
 # version. The last two move during the update.
@@ -180,7 +183,7 @@ def _check_correction(spec: Spec, c: Correction, table: Extra) -> None:
 
 
 def _check_options(spec: Spec, extra: Extra) -> None:
-  allowed = {}
+  allowed = {} if spec.regularizer == "none" else dict(REGULARIZER_OPTIONS)
   for piece, row in rows(spec, extra).items():
     if piece not in {c.name for c in spec.corrections}:
       allowed |= row.options

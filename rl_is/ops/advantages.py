@@ -392,20 +392,21 @@ def pass_at_k(reward: Array, group: Array, *, std: str = "none",
 
 
 @checks.ranged()
-def max_rl(reward: Array, group: Array, *, mean_eps: Array | float = 1e-6
-           ) -> Advantages:
+def max_rl(reward: Array, group: Array, *, mean_eps: Array | float = 1e-6,
+           lone: str = "zero") -> Advantages:
   """Reward minus group mean, over the group's mean.
 
     A_i = (R_i - mean_G R) / (mean_G R + mean_eps)
 
   **Source**: Tajwar et al., "Maximum Likelihood Reinforcement Learning", 2026,
     https://arxiv.org/abs/2602.02710 (eq. number unverified); eps as SkyRL.
-  **Departs**: a group of one gives 0 (SkyRL: R).
+  **Departs**: a group of one gives 0, or with `lone` "reward" its R (SkyRL).
 
   Args:
     reward: [B] float, >= 0; NaN = unscorable.
     group: [B] int in [0, B).
     mean_eps: >= 0; 0 is safe for rewards >= 0.
+    lone: one of `LONE`.
 
   Returns:
     Advantages: adv [B] float32 or wider, keep [B] bool.
@@ -419,5 +420,5 @@ def max_rl(reward: Array, group: Array, *, mean_eps: Array | float = 1e-6
   safe = jnp.where(keep, masked.wide(reward), 0)
   mean = group_sum(safe, group) / jnp.maximum(count, 1)
   live = (centred != 0) & (mean + mean_eps != 0)
-  return Advantages(jnp.where(
-      live, centred / jnp.where(live, mean + mean_eps, 1), 0), keep)
+  adv = jnp.where(live, centred / jnp.where(live, mean + mean_eps, 1), 0)
+  return Advantages(lone_row("max_rl", lone, adv, reward, count, keep), keep)

@@ -52,15 +52,16 @@ def batch_norm(advantages: Advantages, mask: Array | None = None, *,
 @checks.ranged()
 def reinforce_pp(reward: Array, group: Array, mask: Array,
                  penalty: Array | None = None, *, gamma: Array | float = 1.0,
-                 ddof: Array | float = 1.0, var_eps: Array | float = 1e-8
-                 ) -> Advantages:
+                 ddof: Array | float = 1.0, var_eps: Array | float = 1e-8,
+                 holes: str = "carry") -> Advantages:
   """Return from each token on, whitened over the tokens of the batch.
 
     A_t = whiten(G_t),  G_t = r_t + gamma G_{t+1},  r_t = 1[last] R - penalty_t
 
   **Source**: Hu et al., "REINFORCE++", 2025, https://arxiv.org/abs/2501.03262,
     eq. 7 and 8 (numbers unverified).
-  **Departs**: passes over masked tokens, as verl (SkyRL starts anew there).
+  **Departs**: passes over masked tokens, as verl, or with `holes` "restart"
+    starts anew there (SkyRL): a turn before the last one has no return then.
 
   Args:
     reward: [B] float; NaN = unscorable.
@@ -69,6 +70,7 @@ def reinforce_pp(reward: Array, group: Array, mask: Array,
     penalty: [B, T] float or None: a KL term times its coefficient.
     gamma: in [0, 1].
     ddof, var_eps: see `values.whiten`.
+    holes: "carry" or "restart".
 
   Returns:
     Advantages: adv [B, T] float32 or wider, keep [B] bool.
@@ -85,7 +87,7 @@ def reinforce_pp(reward: Array, group: Array, mask: Array,
   reward_tok = values.at_last(jnp.where(keep, reward, 0), mask)
   if penalty is not None:
     reward_tok -= masked.fill(masked.wide(penalty), mask)
-  adv = values.returns(reward_tok, mask, gamma=gamma)
+  adv = values.returns(reward_tok, mask, gamma=gamma, holes=holes)
   return Advantages(values.whiten(adv, mask, ddof=ddof, var_eps=var_eps), keep)
 
 

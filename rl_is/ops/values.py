@@ -15,6 +15,7 @@ from rl_is.core import checks, masked
 from rl_is.core.types import Array, TokenLoss, pytree
 
 MASK_RULES = ("carry", "ignore")
+HOLES = ("carry", "restart")
 
 
 @pytree
@@ -108,19 +109,24 @@ def gae(reward_tok: Array, value: Array, mask: Array, *, gamma: Array | float,
 
 
 @checks.ranged(gamma=checks.UNIT)
-def returns(reward_tok: Array, mask: Array, *, gamma: Array | float = 1.0
-            ) -> Array:
+def returns(reward_tok: Array, mask: Array, *, gamma: Array | float = 1.0,
+            holes: str = "carry") -> Array:
   """Discounted sum of the rewards from each token on: [B, T], detached.
 
     G_t = r_t + gamma G_{t+1}
+
+  holes: over masked positions it is carried on, or starts anew ("restart").
   """
+  checks.choice("returns: holes", holes, HOLES)
   mask, r = _inputs("returns", mask, reward_tok=reward_tok)
 
   def step(carry, x):
-    acc = x[0] + gamma * carry[0]
+    r, live = x
+    acc = jnp.where(live, r + gamma * carry[0], 0)
     return (acc, acc), acc
 
-  return _backward(step, mask, r)
+  seen = mask if holes == "carry" else jnp.ones_like(mask)
+  return _backward(step, seen, r, mask)
 
 
 def rows_mask(fn: str, reward: Array, mask: Array) -> Array:

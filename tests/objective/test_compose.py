@@ -154,7 +154,7 @@ def test_denominator_kept_renormalises():
 def test_removed_tokens_are_in_no_sequence_ratio_and_no_regularizer():
   """As if the rejected token were not in the batch at all."""
   logp = jnp.array([[-1.0, -2.0, -1.5], [-0.5, -1.0, -1.0]])
-  prox, ref = logp - 0.1, logp + jnp.array([0.3, -0.2, 0.1])
+  prox, ref = logp - 0.1, logp + jnp.array([[0.3, -0.2, 0.1]])
   beh = prox.at[0, 1].add(-9.0)  # a ratio of e^9
   spec = Spec("ppo_clip", "proximal", "sequence_mean", advantage="given",
               aggregation="sequence_mean_token_mean", regularizer="k3")

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl_is import ops
 from rl_is.core.types import Batch, PolicyOutputs
 from rl_is.objective import constants as constants_lib, dialects
 from rl_is.objective.compose import Objective
@@ -100,7 +101,12 @@ def first_rows(group: np.ndarray) -> jax.Array:
 
 def objective_of(peer: Peer, case: Case) -> tuple[Objective, dict]:
   dialect = dialects.translate(peer.system, case.config)
-  changes = {"advantage": "given", "advantage_norm": "none", **case.replace}
+  name, options = dialect.spec.advantage, dialect.spec.options
+  if name != "given":  # its options go with it
+    its = ops.ADVANTAGES[name].options
+    options = tuple(o for o in options if o[0] not in its)
+  changes = {"advantage": "given", "advantage_norm": "none", "options": options,
+             **case.replace}
   spec = dataclasses.replace(dialect.spec, **changes)
   return (Objective(spec, full_diagnostics=False),
           constants_lib.resolve(spec, dialect.constants, {}))

@@ -14,11 +14,15 @@ from rl_is.objective.dialects.nemo_rl import nemo_rl
 from rl_is.objective.dialects.openrlhf import openrlhf
 from rl_is.objective.dialects.prime_rl import prime_rl
 from rl_is.objective.dialects.roll import roll
+from rl_is.objective.dialects.skyrl import skyrl
+from rl_is.objective.dialects.slime import slime
 from rl_is.objective.dialects.torchrl import torchrl
+from rl_is.objective.dialects.tunix import tunix
 from rl_is.objective.dialects.verl import verl
 
 SYSTEMS = {"areal": areal, "nemo_rl": nemo_rl, "openrlhf": openrlhf,
-           "prime_rl": prime_rl, "roll": roll, "torchrl": torchrl, "verl": verl}
+           "prime_rl": prime_rl, "roll": roll, "skyrl": skyrl, "slime": slime,
+           "torchrl": torchrl, "tunix": tunix, "verl": verl}
 
 
 def translate(system: str, config: Mapping[str, Any]) -> Dialect:

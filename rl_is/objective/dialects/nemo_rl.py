@@ -1,4 +1,4 @@
-"""NeMo-RL's ClippedPGLossConfig. Floor 2."""
+"""NeMo-RL's ClippedPGLossConfig and adv_estimator. Floor 2."""
 
 import dataclasses
 import math
@@ -7,12 +7,15 @@ from typing import Any
 
 from rl_is.core import checks
 from rl_is.objective.dialects.base import Dialect, read
-from rl_is.objective.spec import Correction, Spec
+from rl_is.objective.spec import Correction, Options, Spec
 
 
 def nemo_rl(config: Mapping[str, Any]) -> Dialect:
-  """NeMo-RL's ClippedPGLossConfig, at commit 7ea279ab (2026-08-22)."""
-  c = read("nemo_rl", config, dict(
+  """NeMo-RL's loss, and the keys of its adv_estimator beside it or in a block.
+
+  At commit 7ea279ab (2026-08-22).
+  """
+  c = read("nemo_rl", _flat(config), dict(
       disable_ppo_ratio=False, ratio_clip_min=0.2, ratio_clip_max=0.2,
       ratio_clip_c=None, sequence_level_importance_ratios=False, use_cispo=False,
       force_on_policy_ratio=False, use_importance_sampling_correction=False,
@@ -21,18 +24,23 @@ def nemo_rl(config: Mapping[str, Any]) -> Dialect:
       truncated_importance_sampling_ratio_min=None,
       use_on_policy_kl_approximation=False, reference_policy_kl_penalty=0.01,
       reference_policy_kl_type="k3", kl_input_clamp_value=20.0,
-      kl_output_clamp_value=10.0, token_level_loss=True),
-            dict(positive_example_nll_weight=0.0))
+      kl_output_clamp_value=10.0, token_level_loss=True, adv_estimator="grpo",
+      use_leave_one_out_baseline=True, normalize_rewards=True,
+      minus_baseline=True),
+            dict(positive_example_nll_weight=0.0, use_kl_in_reward=False))
   surrogate, constants = _nemo_surrogate(c)
   corrections, more = _nemo_corrections(c)
   constants |= more
+  advantage, options, more = _nemo_advantage(c)
+  constants |= more
+  if not c["token_level_loss"]:
+    options += (("empty", "count"),)
   spec = Spec(
       surrogate, "current" if c["force_on_policy_ratio"] else "proximal",
       "sequence_mean" if c["sequence_level_importance_ratios"] else "token",
-      corrections=corrections, advantage="given",
+      corrections=corrections, advantage=advantage,
       aggregation=("token_mean" if c["token_level_loss"] else
-                   "sequence_mean_token_mean"),
-      options=() if c["token_level_loss"] else (("empty", "count"),))
+                   "sequence_mean_token_mean"), options=options)
   if c["reference_policy_kl_penalty"]:
     spec = dataclasses.replace(
         spec, regularizer=c["reference_policy_kl_type"], kl_weight=(
@@ -45,7 +53,37 @@ def nemo_rl(config: Mapping[str, Any]) -> Dialect:
       "no clamp of log ratios; a weight that overflows becomes 0, not the cap",
       "sequence means count rows without a token",
       "dropped tokens stay in the denominator",
+      "by default the std of an advantage leaves the sample out, as its mean",
       "the KL term's gradient has the score function's part too"))
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+  """The adv_estimator block's keys beside the others."""
+  block = config.get("adv_estimator")
+  if not isinstance(block, Mapping):
+    return dict(config)
+  inside = {"adv_estimator" if key == "name" else key: value
+            for key, value in block.items()}
+  return {**{k: v for k, v in config.items() if k != "adv_estimator"}, **inside}
+
+
+def _nemo_advantage(c: Mapping[str, Any]
+                    ) -> tuple[str, Options, dict[str, float]]:
+  """Those that need a value, a teacher or several rewards are the caller's."""
+  name = c["adv_estimator"]
+  checks.choice("nemo_rl: adv_estimator", name, (
+      "grpo", "reinforce_plus_plus", "gdpo", "gae", "opd"))
+  leave_out, norm = c["use_leave_one_out_baseline"], c["normalize_rewards"]
+  if name == "grpo" and norm:
+    return "grpo", (("std", "leave_one_out" if leave_out else "unbiased"),), {}
+  if name == "grpo":
+    return "rloo" if leave_out else "dr_grpo", (), {}
+  if name == "reinforce_plus_plus":
+    whiten = dict(ddof=0.0, var_eps=0.0)
+    if c["minus_baseline"]:
+      return "reinforce_pp_baseline", (), whiten
+    return "reinforce_pp", (), dict(whiten, gamma=1.0)
+  return "given", (), {}
 
 
 def _nemo_surrogate(c: Mapping[str, Any]) -> tuple[str, dict[str, float]]:

@@ -15,9 +15,10 @@ _REF_KL = dict(delta_low=0.2, delta_high=math.inf, kl_tau=1e-3)
 def prime_rl(config: Mapping[str, Any]) -> Dialect:
   """prime-rl's DefaultLossConfig and IPOLossConfig, at 559b4477 (2026-08-21).
 
-  `ref_kl` is its third loss, for distillation. `adv_tau` stands outside of an
-  objective: multiply the advantages by it.
+  `kind` may be written `type`; `ref_kl` is its third loss, for distillation.
+  `adv_tau` stands outside of an objective: multiply the advantages by it.
   """
+  config = {"kind" if key == "type" else key: x for key, x in config.items()}
   c = read("prime_rl", config, dict(
       kind="default", dppo_mask_low=0.2, dppo_mask_high=0.2, ipo_threshold=0.1,
       kl_tau=1e-3, ref_kl=False), dict(adv_tau=1.0))

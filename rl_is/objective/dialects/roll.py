@@ -38,7 +38,8 @@ def roll(config: Mapping[str, Any]) -> Dialect:
   checks.choice("roll: importance_sampling", c["importance_sampling"],
                 _RATIO_LEVELS)
   surrogate, constants = _SURROGATES[c["pg_variant"]](c)
-  corrections, has_filter, more = _corrections(c["train_infer_correction"] or {})
+  block = c["train_infer_correction"] or {}
+  corrections, has_filter, more = _corrections(block)
   aggregation, options = _aggregation(c["loss_agg_mode"])
   if c["entropy_loss_coef"]:
     constants["entropy_coef"] = c["entropy_loss_coef"]
@@ -83,7 +84,7 @@ def _aggregation(mode: str) -> tuple[str, tuple]:
   if mode == "seq-mean-token-sum-norm":
     raise ValueError(
         "roll: loss_agg_mode='seq-mean-token-sum-norm' is not supported: its "
-        "divisor is the padded width of a microbatch, without the number of rows")
+        "divisor is the padded width of a microbatch, not the number of rows")
   checks.choice("roll: loss_agg_mode", mode, _AGGREGATIONS)
   name = _AGGREGATIONS[mode]
   return name, () if name == "token_mean" else (("empty", "count"),)
@@ -113,9 +114,10 @@ def _corrections(block: Mapping[str, Any]
   for kind in kinds:
     checks.choice(name, kind, _LEVELS)
   if filters and len(kinds) > 1 and set(kinds) != {"token"}:
-    raise ValueError(f"{name}: several steps of which one is not by token "
-                     f"({', '.join(kinds)}): each there sees what the one before "
-                     "left, which is not supported")
+    raise ValueError(
+        f"{name}: several steps of which one is not by token "
+        f"({', '.join(kinds)}) are not supported: each there sees what the one "
+        "before left")
   chain, constants = (), {}
   for i, f in enumerate(filters):
     step = Correction(f"ratio_mask@{i}", level=_LEVELS[f["agg_type"]])

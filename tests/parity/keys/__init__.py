@@ -5,8 +5,10 @@ alone, and where we depart from the peer on purpose.
 """
 
 from parity.keys import (
-    areal, nemo, openrlhf, prime_rl, rlax, roll, torchrl, verl)
+    areal, nemo, openrlhf, prime_rl, rlax, roll, skyrl, slime, torchrl, tunix,
+    verl)
 
 PEERS = {"areal": areal.PEER, "nemo": nemo.PEER, "openrlhf": openrlhf.PEER,
          "prime_rl": prime_rl.PEER, "rlax": rlax.PEER, "roll": roll.PEER,
-         "torchrl": torchrl.PEER, "verl": verl.PEER}
+         "skyrl": skyrl.PEER, "slime": slime.PEER, "torchrl": torchrl.PEER,
+         "tunix": tunix.PEER, "verl": verl.PEER}

@@ -5,7 +5,8 @@ from parity.cases import Case, Peer, Rule
 
 def _scaled_advantages(case: Case, tau: float) -> None:
   """The dialect leaves it to whoever gives the advantages."""
-  case.x |= {name: tau * case.x[name] for name in ("adv", "adv_seq")}
+  if not case.config.get("ref_kl"):  # which does not read it
+    case.x |= {name: tau * case.x[name] for name in ("adv", "adv_seq")}
 
 
 def _distilled(case: Case, on: bool) -> None:
@@ -13,7 +14,6 @@ def _distilled(case: Case, on: bool) -> None:
   case.config["ref_kl"] = on
   if on:
     case.x["adv"], case.adv = case.x["ref"] - case.x["logp"], "tok"
-    case.config.pop("adv_tau", None)  # not read
 
 
 _DIAGNOSTICS = (

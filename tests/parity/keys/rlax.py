@@ -62,6 +62,17 @@ def _clipped_surrogate(case: Case):
   return {"loss": loss, "grad": grad}
 
 
+def _is_at_a_bound(case: Case) -> bool:
+  """There jnp.clip, which wins the tie, passes half of the gradient."""
+  if "epsilon" not in case.config:
+    return False
+  eps = case.config["epsilon"]
+  r = jnp.exp(case["logp"] - case["old"])
+  adv = case["adv"] if case.adv == "tok" else case["adv_seq"][:, None]
+  tie = (r == jnp.float32(1 - eps)) | (r == jnp.float32(1 + eps))
+  return bool((tie & (adv != 0)).any())
+
+
 def _calls(name: str):
   return lambda case: (case.function or "").endswith(name)
 
@@ -73,5 +84,7 @@ PEER = Peer(
         Helper(_calls("importance_corrected_td_errors"), _corrected_errors),
         Helper(lambda case: "epsilon" in case.config, _clipped_surrogate),
         Helper(lambda case: True, _vtrace)),
-    rules=(Rule("unclipped ratios overflow there and saturate here",
-                lambda case: case.is_nonfinite),))
+    rules=(
+        Rule("unclipped ratios overflow there and saturate here",
+             lambda case: case.is_nonfinite),
+        Rule("half a gradient at a bound: a whole one here", _is_at_a_bound)))

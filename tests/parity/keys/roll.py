@@ -1,4 +1,4 @@
-"""ROLL: its reductions and KL alone; the loss that is reduced is the harness's."""
+"""ROLL: its reductions and KL alone; what is reduced is the harness's."""
 
 from parity.cases import Case, Helper, Peer, Rule, ignored, summed
 from rl_is.ops import regularizers
@@ -6,25 +6,25 @@ from rl_is.ops import regularizers
 KL = {"kl": "k1", "abs": "abs_kl", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
 
 
-def _mode(case: Case, mode: str) -> None:
-  """"-norm" is the sum over the padded width: the dialect has no such mode."""
-  case.config["loss_agg_mode"] = mode
+def _reduction(case: Case) -> None:
+  """`mode` is loss_agg_mode; counts over all ranks stand for this batch's.
+
+  "-norm" is a sum over the padded width, which the dialect does not know.
+  """
+  c, mask = case.config, case.mask
+  if "mode" in c:
+    c["loss_agg_mode"] = c.pop("mode")
+  mode = c.get("loss_agg_mode", "seq-mean-token-mean")
+  tokens = c.pop("batch_num_tokens", None)
+  rows = c.pop("global_valid_samples", None)
   if mode == "seq-mean-token-sum-norm":
-    case.config["loss_agg_mode"] = "token-mean"
+    c["loss_agg_mode"] = "token-mean"
     case.replace["aggregation"] = "token_sum"
-    case.scale /= case.mask.shape[1]
-
-
-def _global_tokens(case: Case, count: float | None) -> None:
-  """A count over all ranks in place of this batch's."""
-  if count is not None and case.config.get("loss_agg_mode") == "token-mean":
-    case.scale *= case.mask.sum() / count
-
-
-def _global_rows(case: Case, count: float | None) -> None:
-  if count is not None and case.config.get("loss_agg_mode") in (
-      "seq-mean-token-sum", "seq-mean-token-mean"):
-    case.scale *= len(case.mask) / count
+    case.scale /= mask.shape[1]
+  elif mode == "token-mean" and tokens is not None:
+    case.scale *= mask.sum() / tokens
+  elif mode != "token-mean" and rows is not None:
+    case.scale *= len(mask) / rows
 
 
 def _sums_what_is_masked(case: Case) -> bool:
@@ -44,9 +44,8 @@ def _kl(case: Case):
 
 PEER = Peer(
     "roll",
-    harness={"mode": _mode, "premasked": ignored, "loss_mat": ignored,
-             "batch_num_tokens": _global_tokens,
-             "global_valid_samples": _global_rows},
+    always=_reduction,
+    harness={"premasked": ignored, "loss_mat": ignored},
     helpers=(Helper(lambda case: "kl" in case.config, _kl),),
     rules=(Rule("token-mean adds up what stands off the mask",
                 _sums_what_is_masked),))

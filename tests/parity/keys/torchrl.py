@@ -13,7 +13,9 @@ def _stands_for_the_sampler(case: Case, name: str) -> None:
 
 
 def _two_policies(case: Case) -> None:
-  """Without `prev` the recomputed log-probs are the sampler's; no entropy."""
+  """A loss without `prev` has `old` for the sampler; no entropy bonus."""
+  if "loss" not in case.arrays:
+    return
   if "prev" not in case.config:
     _stands_for_the_sampler(case, "old")
   case.config.setdefault("entropy_bonus", False)

@@ -191,8 +191,8 @@ def _odd_tail(case: Case) -> bool:
       theirs[rows] = True
     elif len(longest) == 1:
       theirs[longest, second:] = True
-  # Where only we take the row's reward, theirs is 0; where only they do, ours is
-  # less the mean of the rewards there.
+  # Where only we take the reward, theirs is 0; where only they do, ours is it
+  # less a mean of the rewards there.
   own = mask & ours & ~theirs & (reward != 0)[:, None]
   there = [mask & (group == g)[:, None] & (reward != 0)[:, None]
            for g in group]

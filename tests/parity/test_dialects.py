@@ -1,0 +1,101 @@
+"""What every dialect owes its reader, whatever its system."""
+
+import math
+
+import pytest
+
+from rl_is import dialects as command
+from rl_is.objective import constants as constants_lib, dialects
+from rl_is.objective.compose import Objective
+
+every = pytest.mark.parametrize("system", sorted(dialects.SYSTEMS))
+
+
+def keys_of(system):
+  """The names that it takes: the error on one that is near none lists them."""
+  with pytest.raises(ValueError, match="one of: ") as error:
+    dialects.translate(system, {"#" * 40: 1})
+  return str(error.value).partition("one of: ")[2].split(", ")
+
+
+@every
+def test_its_defaults_are_an_objective(system):
+  dialect = dialects.translate(system, {})
+  values = constants_lib.resolve(dialect.spec, {}, dialect.constants)
+  assert not any(math.isnan(x) for x in values.values())
+  Objective(dialect.spec)
+
+
+@every
+def test_a_misspelt_key_is_refused_by_the_nearest_name(system):
+  keys = keys_of(system)
+  assert len(keys) > 3
+  for key in keys:
+    with pytest.raises(ValueError) as error:
+      dialects.translate(system, {key + "_": 1})
+    assert system in str(error.value) and key in str(error.value)
+
+
+@every
+def test_it_says_where_it_departs(system):
+  departs = dialects.translate(system, {}).departs
+  assert departs and all(isinstance(d, str) and d for d in departs)
+
+
+@every
+def test_the_command_prints_it(system, monkeypatch, capsys):
+  monkeypatch.setattr("sys.argv", ["rl_is.dialects", system])
+  command.main()
+  out = capsys.readouterr().out
+  assert "objective.surrogate = " in out and f"{system} departs: " in out
+
+
+@pytest.mark.parametrize("system,config,word", [
+    ("prime_rl", dict(adv_tau=0.5), "adv_tau"),
+    ("prime_rl", dict(type="custom"), "kind"),
+    ("roll", dict(loss_agg_mode="seq-mean-token-sum-norm"), "padded width"),
+    ("roll", dict(pg_variant="topr"), "pg_variant"),
+    ("roll", dict(train_infer_correction=dict(is_weight=dict(detach=False))),
+     "detach"),
+    ("roll", dict(train_infer_correction=dict(filters=[
+        dict(enabled=True), dict(enabled=True, agg_type="sequence")])),
+     "several steps"),
+    ("torchrl", dict(cls="CISPOLoss"), "CISPOLoss"),
+    ("torchrl", dict(kl_mask_threshold=0.02), "kl_mask_threshold"),
+    ("torchrl", dict(kl_to_ref_coeff=0.1, kl_to_inference_coeff=0.1),
+     "one KL term"),
+    ("torchrl", dict(kl_to_ref_coeff=0.1, aggregation="prompt_mean"),
+     "prompt_mean"),
+    ("nemo_rl", dict(use_kl_in_reward=True), "use_kl_in_reward")])
+def test_what_cannot_be_followed_is_refused_by_name(system, config, word):
+  with pytest.raises(ValueError, match=word):
+    dialects.translate(system, config)
+
+
+def test_rolls_corrections_chain():
+  dialect = dialects.translate("roll", dict(
+      importance_sampling="seq", dual_clip_loss=True, pg_clip=0.3,
+      train_infer_correction=dict(
+          is_weight=dict(enabled=True, upper_bound=None),
+          filters=[dict(enabled=True, ratio_high=1.5), dict(enabled=False)])))
+  values = constants_lib.resolve(dialect.spec, {}, dialect.constants)
+  assert [str(c) for c in dialect.spec.corrections] == [
+      "ratio_mask@0:proximal:token", "tis:proximal:token"]
+  assert (dialect.spec.level, dialect.spec.denominator) == (
+      "sequence_mean", "removed")
+  assert values["clip_c"] == 1.6 and values["high"] == 1.5
+  assert values["cap"] == math.inf
+
+
+@pytest.mark.parametrize("config,advantage,options", [
+    (dict(), "grpo", (("std", "leave_one_out"),)),
+    (dict(use_leave_one_out_baseline=False), "grpo", (("std", "unbiased"),)),
+    (dict(normalize_rewards=False), "rloo", ()),
+    (dict(adv_estimator=dict(name="reinforce_plus_plus")),
+     "reinforce_pp_baseline", ()),
+    (dict(adv_estimator="reinforce_plus_plus", minus_baseline=False),
+     "reinforce_pp", ()),
+    (dict(adv_estimator=dict(name="gdpo")), "given", ())])
+def test_nemos_estimators(config, advantage, options):
+  spec = dialects.translate("nemo_rl", config).spec
+  assert (spec.advantage, spec.options) == (advantage, options)
