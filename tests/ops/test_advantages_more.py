@@ -121,6 +121,12 @@ def test_literal_tokens():
   got = token_advantages.reinforce_pp(r, g, mask, gamma=.5).adv
   np.testing.assert_allclose(got, twins.whiten(
       [[1.5, 3, 9], [1, 9, 9]], mask), rtol=1e-5)
+  # A hole: its first turn has no return if that starts anew there.
+  hole = np.bool_([[1, 0, 1], [1, 0, 0]])
+  for holes, first in (("carry", 3), ("restart", 0)):
+    got = token_advantages.reinforce_pp(r, g, hole, holes=holes).adv
+    np.testing.assert_allclose(got, twins.whiten(
+        [[first, 9, 3], [1, 9, 9]], hole), rtol=1e-5, atol=1e-6)
   # Energy 1 - 2 p + sum p^2: p = .5, sums .5 and 1 -> .5, then 1.5 | 1:
   # B_1 = (.5 * 3 + 1 * 1) / 1.5 = 5/3; nobody else has a second token.
   logp = np.full((2, 3), np.log(.5), np.float32)

@@ -143,6 +143,23 @@ def test_bounds_are_inclusive():
     assert _tokens("mis", l, cap=5.).keep == keep
 
 
+def test_bounds_of_a_row_bind_only_where_its_statistic_is_outside():
+  """Row 0: sum .6, max 1, both above log 1.5; row 1: max .3 is inside, its sum
+  -1 is below log .9. Means .3, -.5; weights at the mean."""
+  l = np.float32([[1, -.4], [.3, -1.3]])
+  ones, zeros = np.ones((2, 2), bool), np.zeros((2, 2), np.float32)
+  for binds, want in (("always", [1.34985881, .9]), ("sum", [1.34985881, .9]),
+                      ("max", [1.34985881, np.exp(-.5)])):
+    got = corrections.tis(l, zeros, ones, cap=1.5, floor=.9, binds=binds,
+                          level="sequence_mean")
+    np.testing.assert_allclose(got.weight[:, 0], want, rtol=1e-6)
+  got = corrections.tis(l[:1], zeros[:1], ones[:1], cap=1.2, binds="max",
+                        level="sequence_mean")
+  np.testing.assert_allclose(got.weight, 1.2, rtol=1e-6)
+  with pytest.raises(ValueError, match="binds"):
+    corrections.tis(l, zeros, ones, cap=1.5, binds="min")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_extreme_ratios(name):
   l = np.float32([-1000, -30, 30, 1000])

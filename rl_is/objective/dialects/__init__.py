@@ -17,12 +17,13 @@ from rl_is.objective.dialects.roll import roll
 from rl_is.objective.dialects.skyrl import skyrl
 from rl_is.objective.dialects.slime import slime
 from rl_is.objective.dialects.torchrl import torchrl
+from rl_is.objective.dialects.trl import trl
 from rl_is.objective.dialects.tunix import tunix
 from rl_is.objective.dialects.verl import verl
 
 SYSTEMS = {"areal": areal, "nemo_rl": nemo_rl, "openrlhf": openrlhf,
            "prime_rl": prime_rl, "roll": roll, "skyrl": skyrl, "slime": slime,
-           "torchrl": torchrl, "tunix": tunix, "verl": verl}
+           "torchrl": torchrl, "trl": trl, "tunix": tunix, "verl": verl}
 
 
 def translate(system: str, config: Mapping[str, Any]) -> Dialect:

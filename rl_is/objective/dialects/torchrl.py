@@ -49,7 +49,7 @@ def torchrl(config: Mapping[str, Any]) -> Dialect:
       "KL terms are means over padding too, whatever the aggregation: our "
       "coefficient is theirs times the share of real tokens",
       "CISPOLoss has no gradient where the ratio is clipped: it is refused",
-      "kl_mask_threshold changes the denominator at each update: it is refused"))
+      "kl_mask_threshold moves the denominator at each update: it is refused"))
 
 
 def _bounds(eps: Any) -> tuple[float, float]:

@@ -5,10 +5,10 @@ alone, and where we depart from the peer on purpose.
 """
 
 from parity.keys import (
-    areal, nemo, openrlhf, prime_rl, rlax, roll, skyrl, slime, torchrl, tunix,
+    areal, nemo, openrlhf, prime_rl, rlax, roll, skyrl, slime, torchrl, trl, tunix,
     verl)
 
 PEERS = {"areal": areal.PEER, "nemo": nemo.PEER, "openrlhf": openrlhf.PEER,
          "prime_rl": prime_rl.PEER, "rlax": rlax.PEER, "roll": roll.PEER,
          "skyrl": skyrl.PEER, "slime": slime.PEER, "torchrl": torchrl.PEER,
-         "tunix": tunix.PEER, "verl": verl.PEER}
+         "trl": trl.PEER, "tunix": tunix.PEER, "verl": verl.PEER}

@@ -1,0 +1,126 @@
+"""TRL's GRPOConfig. Floor 2."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rl_is.core import checks
+from rl_is.objective.dialects.base import Dialect, read
+from rl_is.objective.spec import Correction, Spec
+
+_DEFAULTS = dict(
+    loss_type="dapo", importance_sampling_level="token", epsilon=0.2,
+    epsilon_high=None, delta=None, beta=0.0, use_bias_correction_kl=False,
+    max_completion_length=256, scale_rewards="group",
+    sapo_temperature_pos=1.0, sapo_temperature_neg=1.05,
+    vespo_k_pos=2.0, vespo_lambda_pos=3.0, vespo_k_neg=3.0, vespo_lambda_neg=2.0,
+    use_vllm=False, vllm_importance_sampling_correction=False,
+    vllm_importance_sampling_mode="sequence_mask",
+    vllm_importance_sampling_clip_max=3.0,
+    vllm_importance_sampling_clip_min=None, off_policy_mask_threshold=None)
+_ONLY = dict(top_entropy_quantile=1.0)
+_LEVELS = {"token": "token", "sequence": "sequence_mean",
+           "sequence_token": "sequence_mean_token"}
+_COUNT = (("empty", "count"),)
+_AGGREGATIONS = {
+    "grpo": ("sequence_mean_token_mean", _COUNT),
+    "sapo": ("sequence_mean_token_mean", _COUNT),
+    "dr_grpo": ("constant_length", _COUNT),
+    "luspo": ("sequence_mean_token_sum", _COUNT),
+    "bnpo": ("token_mean", ()), "dapo": ("token_mean", ()),
+    "cispo": ("token_mean", ()), "vespo": ("token_mean", ())}
+_SCALES = {"group": ("grpo", ()), True: ("grpo", ()),
+           "batch": ("grpo", (("std", "batch"),)),
+           "none": ("dr_grpo", ()), False: ("dr_grpo", ())}
+_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
+
+def trl(config: Mapping[str, Any]) -> Dialect:
+  """TRL's configuration, at commit f2cd5771."""
+  c = read("trl", config, _DEFAULTS, _ONLY)
+  for key, allowed in dict(loss_type=_AGGREGATIONS, scale_rewards=_SCALES,
+                           importance_sampling_level=_LEVELS,
+                           vllm_importance_sampling_mode=_MODES).items():
+    checks.choice(f"trl: {key}", c[key], allowed)
+  _refuse(c)
+  kind = c["loss_type"]
+  surrogate, constants = _surrogate(c, kind)
+  corrections, more = _corrections(c)
+  constants |= more
+  aggregation, options = _AGGREGATIONS[kind]
+  if aggregation == "constant_length":
+    constants["length"] = c["max_completion_length"]
+  advantage, more_options = _SCALES[c["scale_rewards"]]
+  if advantage == "grpo":
+    constants["std_eps"] = 1e-4
+  if c["beta"]:
+    constants |= dict(kl_coef=c["beta"], kl_clamp=math.inf)
+  return Dialect(Spec(
+      surrogate, "proximal",
+      "sequence_sum" if kind == "vespo" else
+      _LEVELS[c["importance_sampling_level"]],
+      corrections=corrections, advantage=advantage, aggregation=aggregation,
+      regularizer="k3" if c["beta"] else "none",
+      kl_weight="proximal" if c["beta"] and c["use_bias_correction_kl"] else
+      "none", options=options + more_options), constants, (
+          "no clamp of log ratios, nor of the KL term",
+          "sequence means count rows without a token",
+          "for cispo epsilon_high is the cap itself, not a distance from 1",
+          "delta bounds the ratio on both signs, before the minimum",
+          "dropped tokens and sequences stay in the denominator"))
+
+
+def _refuse(c: Mapping[str, Any]) -> None:
+  """Combinations that have no equal here."""
+  is_token = c["importance_sampling_level"] == "token"
+  if c["use_bias_correction_kl"] and c["beta"] and not is_token:
+    raise ValueError("trl: use_bias_correction_kl is supported only with "
+                     "importance_sampling_level='token'")
+  if c["loss_type"] == "luspo" and (is_token or c["beta"]):
+    raise ValueError("trl: loss_type='luspo' is supported only with "
+                     "importance_sampling_level='sequence' and beta=0")
+  if c["loss_type"] == "vespo" and c["vllm_importance_sampling_correction"]:
+    raise ValueError("trl: vllm_importance_sampling_correction is not supported "
+                     "with loss_type='vespo': it moves the weight's anchor")
+
+
+def _surrogate(c: Mapping[str, Any], kind: str) -> tuple[str, dict[str, float]]:
+  low = c["epsilon"]
+  high = low if c["epsilon_high"] is None else c["epsilon_high"]
+  free = dict(max_log_ratio=math.inf)
+  if kind == "cispo":
+    return "cispo", dict(free, cispo_cap=high, cispo_floor=0.0)
+  if kind == "sapo":
+    return "sapo", dict(free, tau_pos=c["sapo_temperature_pos"],
+                        tau_neg=c["sapo_temperature_neg"])
+  if kind == "vespo":
+    return "vespo", {name: c[f"vespo_{name}"] for name in (
+        "k_pos", "lambda_pos", "k_neg", "lambda_neg")}
+  clip = dict(free, eps_low=low, eps_high=high)
+  if c["delta"] is None:
+    return "ppo_clip", clip
+  return "two_sided", dict(clip, two_sided_delta=c["delta"])
+
+
+def _corrections(c: Mapping[str, Any]
+                 ) -> tuple[tuple[Correction, ...], dict[str, float]]:
+  chain, constants = (), {}
+  corrected = c["vllm_importance_sampling_correction"]
+  if corrected:
+    unit, action = c["vllm_importance_sampling_mode"].split("_")
+    level = "token" if unit == "token" else "sequence_sum"
+    low = c["vllm_importance_sampling_clip_min"]
+    high = c["vllm_importance_sampling_clip_max"]
+    if action == "truncate":
+      name, constants = "tis", dict(tis_cap=high, tis_floor=low or 0.0)
+    elif low:
+      name, constants = "icepop", dict(icepop_low=low, icepop_high=high)
+    else:
+      name, constants = "mis", dict(mis_cap=high)
+    chain += (Correction(name, level=level),)
+  if c["off_policy_mask_threshold"] is not None:
+    # The policy that sampled, where its log-probs are known.
+    den = "behaviour" if c["use_vllm"] or corrected else "proximal"
+    chain += (Correction("opsm", "current", den=den),)
+    constants["opsm_delta"] = c["off_policy_mask_threshold"]
+  return chain, constants
