@@ -87,3 +87,11 @@ def test_flags_of_the_text_exist():
   fields = set(overrides.leaves(common.base()))
   for name in re.findall(r"`((?:objective|rollout|train)\.\w+)`", TEXT):
     assert name in fields, name
+
+
+def test_the_table_of_methods_is_the_table_of_presets():
+  from rl_is.objective import presets
+  rows = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", TEXT, re.M))
+  listed = {name: rows[name] for name in presets.PRESETS if name in rows}
+  assert listed == {name: preset.source
+                    for name, preset in presets.PRESETS.items()}

@@ -13,7 +13,7 @@ from rl_is.core import checks
 
 # Whether rejected tokens count in a denominator; "removed": no, and a sequence's
 # ratio, a covariance and the regularizer do not see them either.
-# "unseen": yes, but a sequence's ratio, its mean of A and the regularizer do not.
+# "unseen": yes, but a sequence's ratio, its mean of A, the regularizer do not.
 DENOMINATORS = ("all", "kept", "removed", "unseen")
 # What a correction of a row sees: all of its tokens, or those that the chain
 # before it has kept. Every correction takes it.

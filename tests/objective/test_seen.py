@@ -62,7 +62,7 @@ def test_a_correction_over_what_is_kept():
 
 
 def test_a_regularizer_averaged_over_rows():
-  """k1 = .3 on three tokens, .6 on one: (.3 + .6) / 2, and with an empty row."""
+  """k1 = .3 on three tokens, .6 on one: (.3 + .6) / 2; and an empty row."""
   logp = jnp.array([[.3, .3, .3], [.6, 5, 5]])
   for mask, want in (([[1, 1, 1], [1, 0, 0]], .45), ([[1, 1, 1], [0, 0, 0]],
                                                      .15)):

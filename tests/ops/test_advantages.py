@@ -193,6 +193,7 @@ def test_case_A20_unscorable_rewards(name, want):
 @pytest.mark.parametrize("name,kwargs,want", [
     ("grpo", {}, [.5, .70710578, -.70710578]), ("dr_grpo", {}, [.5, .5, -.5]),
     ("rloo", {}, [.5, 1, -1]), ("gpg", {}, [.75, .75, -.75]),
+    ("max_rl", dict(mean_eps=0.), [.5, 1, -1]),
     ("opo", dict(length=np.float32([7, 1, 3])), [.5, .75, -.25])])
 def test_a_group_of_one_may_keep_its_reward(name, kwargs, want):
   args = np.float32([.5, 1, 0]), np.int32([2, 0, 0])

@@ -57,7 +57,8 @@ def areal(config: Mapping[str, Any]) -> Dialect:
       "rejected tokens stay in the denominator, those of M2PO do not",
       "a test of the sequence's ratio also makes its geometric mean the weight",
       "the decoupled loss has no weight without rejection_sampling",
-      "M2PO keeps one token where it should drop all"))
+      "M2PO keeps one token where it should drop all",
+      "loglinear: where nothing is stale its anchor is the behaviour"))
 
 
 def _surrogate(c: Mapping[str, Any]) -> tuple[str, dict[str, float]]:

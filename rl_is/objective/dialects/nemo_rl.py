@@ -17,7 +17,8 @@ def nemo_rl(config: Mapping[str, Any]) -> Dialect:
   """
   c = read("nemo_rl", _flat(config), dict(
       disable_ppo_ratio=False, ratio_clip_min=0.2, ratio_clip_max=0.2,
-      ratio_clip_c=None, sequence_level_importance_ratios=False, use_cispo=False,
+      ratio_clip_c=None, sequence_level_importance_ratios=False,
+      use_cispo=False,
       force_on_policy_ratio=False, use_importance_sampling_correction=False,
       truncated_importance_sampling_type=None,
       truncated_importance_sampling_ratio=None,

@@ -13,9 +13,11 @@ from rl_is.objective.spec import Correction, Spec
 def openrlhf(config: Mapping[str, Any]) -> Dialect:
   """OpenRLHF's PolicyLoss, at commit 3c3be623 (2026-08-13)."""
   c = read("openrlhf", config, dict(
-      policy_loss_type="ppo", clip_eps_low=0.2, clip_eps_high=0.2, dual_clip=None,
+      policy_loss_type="ppo", clip_eps_low=0.2, clip_eps_high=0.2,
+      dual_clip=None,
       token_level_loss=True, enable_vllm_is_correction=False,
-      vllm_is_truncated_threshold=(0.5, 5.0), vllm_is_correction_type="tis"), {})
+      vllm_is_truncated_threshold=(0.5, 5.0),
+      vllm_is_correction_type="tis"))
   checks.choice("openrlhf: policy_loss_type", c["policy_loss_type"],
                 ("ppo", "gspo"))
   corrected, is_gspo = c["enable_vllm_is_correction"], (

@@ -101,7 +101,8 @@ def _regular(c):
 
 
 def _dual_clip(c):
-  return "dual_clip", "proximal", (), dict(_clip(c), clip_c=c["clip_ratio_c"]), ()
+  constants = dict(_clip(c), clip_c=c["clip_ratio_c"])
+  return "dual_clip", "proximal", (), constants, ()
 
 
 def _clip(c):
@@ -221,8 +222,8 @@ def _regularizer(c: Mapping[str, Any]
   if c["use_entropy_loss"]:
     if with_kl or c["loss_reduction"] != "token_mean":
       raise ValueError("skyrl: use_entropy_loss is only supported with "
-                       "loss_reduction='token_mean' and without a KL loss: it is "
-                       "a mean over tokens, and the KL loss one over rows")
+                       "loss_reduction='token_mean' and without a KL loss: it "
+                       "is a mean over tokens, and the KL loss one over rows")
     constants["entropy_coef"] = c["entropy_loss_coef"]
   if not with_kl:
     return "none", (), constants
@@ -236,7 +237,8 @@ def _advantage(c: Mapping[str, Any]) -> tuple[str, Options, dict[str, float]]:
   """Those of a value are the caller's."""
   lone = (("lone", "reward"),)
   table = {"grpo": ("grpo" if c["grpo_norm_by_std"] else "dr_grpo", lone),
-           "rloo": ("rloo", ()), "maxrl": ("max_rl", lone), "gae": ("given", ()),
+           "rloo": ("rloo", ()), "maxrl": ("max_rl", lone),
+           "gae": ("given", ()),
            "reinforce++": ("reinforce_pp", (("holes", "restart"),))}
   checks.choice("skyrl: advantage_estimator", c["advantage_estimator"], table)
   name, options = table[c["advantage_estimator"]]

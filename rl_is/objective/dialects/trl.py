@@ -13,7 +13,8 @@ _DEFAULTS = dict(
     epsilon_high=None, delta=None, beta=0.0, use_bias_correction_kl=False,
     max_completion_length=256, scale_rewards="group",
     sapo_temperature_pos=1.0, sapo_temperature_neg=1.05,
-    vespo_k_pos=2.0, vespo_lambda_pos=3.0, vespo_k_neg=3.0, vespo_lambda_neg=2.0,
+    vespo_k_pos=2.0, vespo_lambda_pos=3.0,
+    vespo_k_neg=3.0, vespo_lambda_neg=2.0,
     use_vllm=False, vllm_importance_sampling_correction=False,
     vllm_importance_sampling_mode="sequence_mask",
     vllm_importance_sampling_clip_max=3.0,
@@ -80,8 +81,8 @@ def _refuse(c: Mapping[str, Any]) -> None:
     raise ValueError("trl: loss_type='luspo' is supported only with "
                      "importance_sampling_level='sequence' and beta=0")
   if c["loss_type"] == "vespo" and c["vllm_importance_sampling_correction"]:
-    raise ValueError("trl: vllm_importance_sampling_correction is not supported "
-                     "with loss_type='vespo': it moves the weight's anchor")
+    raise ValueError("trl: vllm_importance_sampling_correction is not "
+                     "supported with loss_type='vespo': it moves the anchor")
 
 
 def _surrogate(c: Mapping[str, Any], kind: str) -> tuple[str, dict[str, float]]:

@@ -58,7 +58,7 @@ def tunix(config: Mapping[str, Any]) -> Dialect:
       advantage=_ADVANTAGES[c["advantage_estimator"]],
       aggregation=aggregation, regularizer=regularizer, options=options),
                  constants, (
-      "GRPO clamps log ratios to +-20, GSPO before their mean; PPO has no clamp",
+      "GRPO clamps log ratios to +-20 (GSPO: before their mean), PPO does not",
       "half of the gradient passes where a ratio is exactly at a bound",
       "GSPO has the gradient of each token alone",
       "sequence-mean-token-sum-norm divides by the number of all rows",
