@@ -36,3 +36,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def one_device():
   """What a run on one device uses; the session has eight."""
   return jax.devices()[:1]
+
+
+_ran = 0
+
+
+def pytest_runtest_teardown():
+  """Thousands of small programs in one process: gigabytes, unless let go."""
+  global _ran
+  _ran += 1
+  if _ran % 300 == 0:
+    jax.clear_caches()
