@@ -276,8 +276,10 @@ class Objective:
       return kl
     if self.spec.kl_weight == "score":
       return regularizers.with_score(kl, logp, batch.mask, **limit)
+    by_policy = dict(self.spec.options).get("kl_level") == "policy"
     return regularizers.importance_weighted(
         kl, logp, _policy(self.spec.kl_weight, logp, batch), batch.mask,
+        level=self.spec.level if by_policy else "token",
         max_log_ratio=constants.get("max_log_ratio", 20.0), **limit)
 
 

@@ -19,8 +19,10 @@ DENOMINATORS = ("all", "kept", "removed", "unseen")
 # before it has kept. Every correction takes it.
 CORRECTION_OPTIONS = {"over": ("all", "kept")}
 # How a regularizer is averaged: as the policy's loss, or over rows, those
-# without a token too, of a row's mean. Every regularizer takes it.
-REGULARIZER_OPTIONS = {"kl_mean": ("policy", "rows")}
+# without a token too, of a row's mean. Every regularizer takes it. And where
+# `kl_weight` is a ratio, its level: a token's, or the policy's (`Spec.level`).
+REGULARIZER_OPTIONS = {"kl_mean": ("policy", "rows"),
+                       "kl_level": ("token", "policy")}
 # How `logp_prox` is made: scored at the start of the update on the batch; by an
 # exponential average of the parameters; or between behaviour and current, by
 # version. The last two move during the update.
@@ -184,6 +186,8 @@ def _check_correction(spec: Spec, c: Correction, table: Extra) -> None:
 
 def _check_options(spec: Spec, extra: Extra) -> None:
   allowed = {} if spec.regularizer == "none" else dict(REGULARIZER_OPTIONS)
+  if spec.kl_weight not in ops.ANCHORS:
+    allowed.pop("kl_level", None)
   for piece, row in rows(spec, extra).items():
     if piece not in {c.name for c in spec.corrections}:
       allowed |= row.options

@@ -74,3 +74,29 @@ def test_a_regularizer_averaged_over_rows():
     np.testing.assert_allclose(loss, want, rtol=1e-6)
   with pytest.raises(ValueError, match="kl_mean"):
     spec_lib.check(Spec(options=(("kl_mean", "rows"),)))
+
+
+@pytest.mark.parametrize("level,want", [
+    ("token", [.2 * np.exp(.2), .4 * np.exp(.4)]),
+    ("policy", [.2 * np.exp(.3), .4 * np.exp(.3)])])
+def test_the_level_of_a_regularizers_weight(level, want):
+  """k1 = l = .2, .4 of a row, times e^l or e^{their mean}; A = 0."""
+  logp = jnp.array([[.2, .4, 9], [0, 0, 0]])
+  batch = _batch(jnp.zeros((2, 3)), jnp.array([[1, 1, 0], [1, 1, 0]], bool))
+  spec = Spec("ppo_clip", "proximal", "sequence_mean", advantage="given",
+              regularizer="k1", kl_weight="proximal",
+              options=(("kl_level", level),))
+  batch = batch.replace(adv=jnp.zeros((2, 3)))
+  loss, grad = _run(spec, batch, logp, eps_low=.2, eps_high=.2, kl_coef=1.)[1]
+  np.testing.assert_allclose(loss, sum(want) / 4, rtol=1e-6)
+  l = np.array([.2, .4])  # d/dl of the sum of l r: r + what r's gradient adds
+  r = np.exp(l) if level == "token" else np.full(2, np.exp(.3))
+  more = l * r if level == "token" else sum(want) / 2
+  np.testing.assert_allclose(grad[0, :2], (r + more) / 4, rtol=1e-6)
+
+
+def test_a_weights_level_needs_a_weight():
+  for weight in ("none", "score"):
+    with pytest.raises(ValueError, match="kl_level"):
+      spec_lib.check(Spec(regularizer="k1", kl_weight=weight,
+                          options=(("kl_level", "policy"),)))

@@ -66,6 +66,16 @@ def test_the_command_prints_it(system, monkeypatch, capsys):
      "one KL term"),
     ("torchrl", dict(kl_to_ref_coeff=0.1, aggregation="prompt_mean"),
      "prompt_mean"),
+    ("trl", dict(loss_type="luspo"), "luspo"),
+    ("trl", dict(loss_type="luspo", importance_sampling_level="sequence",
+                 use_vllm=True, vllm_importance_sampling_mode="token_mask"),
+     "luspo"),
+    ("trl", dict(loss_type="vespo", use_vllm=True), "anchor"),
+    ("trl", dict(loss_type="vespo", beta=0.1, use_bias_correction_kl=True),
+     "use_bias_correction_kl"),
+    ("trl", dict(top_entropy_quantile=0.5), "top_entropy_quantile"),
+    ("tunix", dict(entropy_coef=0.1), "entropy_coef"),
+    ("tunix", dict(epsilon_low=0.1), "epsilon_low"),
     ("nemo_rl", dict(use_kl_in_reward=True), "use_kl_in_reward")])
 def test_what_cannot_be_followed_is_refused_by_name(system, config, word):
   with pytest.raises(ValueError, match=word):
@@ -99,3 +109,25 @@ def test_rolls_corrections_chain():
 def test_nemos_estimators(config, advantage, options):
   spec = dialects.translate("nemo_rl", config).spec
   assert (spec.advantage, spec.options) == (advantage, options)
+
+
+_CORRECTION = "vllm_importance_sampling_correction"
+
+
+@pytest.mark.parametrize("config,corrections", [
+    (dict(), ["opsm:current/proximal:token"]),
+    (dict(use_vllm=True), ["mis:proximal:sequence_sum", "opsm:current:token"]),
+    ({_CORRECTION: True}, ["mis:proximal:sequence_sum", "opsm:current:token"]),
+    ({"use_vllm": True, _CORRECTION: False}, ["opsm:current:token"]),
+    ({"use_vllm": False, _CORRECTION: True}, ["opsm:current/proximal:token"])])
+def test_trl_corrects_where_vllm_samples(config, corrections):
+  spec = dialects.translate("trl", dict(
+      config, off_policy_mask_threshold=0.1)).spec
+  assert [str(c) for c in spec.corrections] == corrections
+
+
+def test_tunix_has_the_advantage_of_its_variant():
+  for config, advantage in (
+      (dict(), "grpo"), (dict(algo_variant="ppo"), "given"),
+      (dict(advantage_estimator="rloo"), "rloo")):
+    assert dialects.translate("tunix", config).spec.advantage == advantage

@@ -6,7 +6,7 @@ from typing import Any
 
 from rl_is.core import checks
 from rl_is.objective.dialects.base import Dialect, read
-from rl_is.objective.spec import Correction, Spec
+from rl_is.objective.spec import Correction, Options, Spec
 
 _DEFAULTS = dict(
     loss_type="dapo", importance_sampling_level="token", epsilon=0.2,
@@ -15,7 +15,9 @@ _DEFAULTS = dict(
     sapo_temperature_pos=1.0, sapo_temperature_neg=1.05,
     vespo_k_pos=2.0, vespo_lambda_pos=3.0,
     vespo_k_neg=3.0, vespo_lambda_neg=2.0,
-    use_vllm=False, vllm_importance_sampling_correction=False,
+    # False and True there, and both must hold; one that is named here implies
+    # the other.
+    use_vllm=None, vllm_importance_sampling_correction=None,
     vllm_importance_sampling_mode="sequence_mask",
     vllm_importance_sampling_clip_max=3.0,
     vllm_importance_sampling_clip_min=None, off_policy_mask_threshold=None)
@@ -34,6 +36,7 @@ _SCALES = {"group": ("grpo", ()), True: ("grpo", ()),
            "batch": ("grpo", (("std", "batch"),)),
            "none": ("dr_grpo", ()), False: ("dr_grpo", ())}
 _MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+_VESPO_BOUND = -math.log(1e-8)  # nats: its least W; its largest has phi = 0
 
 
 def trl(config: Mapping[str, Any]) -> Dialect:
@@ -54,35 +57,52 @@ def trl(config: Mapping[str, Any]) -> Dialect:
   advantage, more_options = _SCALES[c["scale_rewards"]]
   if advantage == "grpo":
     constants["std_eps"] = 1e-4
-  if c["beta"]:
-    constants |= dict(kl_coef=c["beta"], kl_clamp=math.inf)
+  regularizer, kl_weight, kl_options, more = _regularizer(c)
+  constants |= more
   return Dialect(Spec(
       surrogate, "proximal",
       "sequence_sum" if kind == "vespo" else
       _LEVELS[c["importance_sampling_level"]],
       corrections=corrections, advantage=advantage, aggregation=aggregation,
-      regularizer="k3" if c["beta"] else "none",
-      kl_weight="proximal" if c["beta"] and c["use_bias_correction_kl"] else
-      "none", options=options + more_options), constants, (
+      regularizer=regularizer, kl_weight=kl_weight,
+      options=options + more_options + kl_options), constants, (
           "no clamp of log ratios, nor of the KL term",
           "sequence means count rows without a token",
           "for cispo epsilon_high is the cap itself, not a distance from 1",
           "delta bounds the ratio on both signs, before the minimum",
-          "dropped tokens and sequences stay in the denominator"))
+          "dropped tokens and sequences stay in the denominator",
+          "vespo: a token's log ratio is clamped to +-20 before the sum; here "
+          "the sum is clamped alone"))
+
+
+def _samples_elsewhere(c: Mapping[str, Any]) -> bool:
+  """The sampler's own log-probs are known."""
+  return bool(c["vllm_importance_sampling_correction"]
+              if c["use_vllm"] is None else c["use_vllm"])
+
+
+def _is_corrected(c: Mapping[str, Any]) -> bool:
+  return (_samples_elsewhere(c)
+          and c["vllm_importance_sampling_correction"] in (None, True))
 
 
 def _refuse(c: Mapping[str, Any]) -> None:
   """Combinations that have no equal here."""
-  is_token = c["importance_sampling_level"] == "token"
-  if c["use_bias_correction_kl"] and c["beta"] and not is_token:
-    raise ValueError("trl: use_bias_correction_kl is supported only with "
-                     "importance_sampling_level='token'")
-  if c["loss_type"] == "luspo" and (is_token or c["beta"]):
+  corrected, kind = _is_corrected(c), c["loss_type"]
+  per_token = (c["importance_sampling_level"] != "sequence" or c["beta"]
+               or corrected and c["vllm_importance_sampling_mode"].startswith(
+                   "token"))
+  if kind == "luspo" and per_token:
     raise ValueError("trl: loss_type='luspo' is supported only with "
-                     "importance_sampling_level='sequence' and beta=0")
-  if c["loss_type"] == "vespo" and c["vllm_importance_sampling_correction"]:
+                     "importance_sampling_level='sequence', beta=0 and a "
+                     "sequence's vllm_importance_sampling_mode: else its sum "
+                     "is over the padding too")
+  if kind == "vespo" and corrected:
     raise ValueError("trl: vllm_importance_sampling_correction is not "
                      "supported with loss_type='vespo': it moves the anchor")
+  if kind == "vespo" and c["beta"] and c["use_bias_correction_kl"]:
+    raise ValueError("trl: use_bias_correction_kl is not supported with "
+                     "loss_type='vespo': the two have ratios of two levels")
 
 
 def _surrogate(c: Mapping[str, Any], kind: str) -> tuple[str, dict[str, float]]:
@@ -95,8 +115,9 @@ def _surrogate(c: Mapping[str, Any], kind: str) -> tuple[str, dict[str, float]]:
     return "sapo", dict(free, tau_pos=c["sapo_temperature_pos"],
                         tau_neg=c["sapo_temperature_neg"])
   if kind == "vespo":
-    return "vespo", {name: c[f"vespo_{name}"] for name in (
-        "k_pos", "lambda_pos", "k_neg", "lambda_neg")}
+    return "vespo", dict({name: c[f"vespo_{name}"] for name in (
+        "k_pos", "lambda_pos", "k_neg", "lambda_neg")},
+                         max_log_ratio=_VESPO_BOUND)
   clip = dict(free, eps_low=low, eps_high=high)
   if c["delta"] is None:
     return "ppo_clip", clip
@@ -106,12 +127,12 @@ def _surrogate(c: Mapping[str, Any], kind: str) -> tuple[str, dict[str, float]]:
 def _corrections(c: Mapping[str, Any]
                  ) -> tuple[tuple[Correction, ...], dict[str, float]]:
   chain, constants = (), {}
-  corrected = c["vllm_importance_sampling_correction"]
-  if corrected:
+  if _is_corrected(c):
     unit, action = c["vllm_importance_sampling_mode"].split("_")
     level = "token" if unit == "token" else "sequence_sum"
     low = c["vllm_importance_sampling_clip_min"]
     high = c["vllm_importance_sampling_clip_max"]
+    high = math.inf if high is None else high
     if action == "truncate":
       name, constants = "tis", dict(tis_cap=high, tis_floor=low or 0.0)
     elif low:
@@ -120,8 +141,20 @@ def _corrections(c: Mapping[str, Any]
       name, constants = "mis", dict(mis_cap=high)
     chain += (Correction(name, level=level),)
   if c["off_policy_mask_threshold"] is not None:
-    # The policy that sampled, where its log-probs are known.
-    den = "behaviour" if c["use_vllm"] or corrected else "proximal"
+    den = "behaviour" if _samples_elsewhere(c) else "proximal"
     chain += (Correction("opsm", "current", den=den),)
     constants["opsm_delta"] = c["off_policy_mask_threshold"]
   return chain, constants
+
+
+def _regularizer(c: Mapping[str, Any]
+                 ) -> tuple[str, str, Options, dict[str, float]]:
+  """(regularizer, kl_weight, options, constants)."""
+  if not c["beta"]:
+    return "none", "none", (), {}
+  constants = dict(kl_coef=c["beta"], kl_clamp=math.inf)
+  if not c["use_bias_correction_kl"]:
+    return "k3", "none", (), constants
+  options = () if c["importance_sampling_level"] == "token" else (
+      ("kl_level", "policy"),)
+  return "k3", "proximal", options, constants

@@ -18,8 +18,9 @@ _DEFAULTS = dict(
     # PPO
     kl_coef=0.0, entropy_coef=None)
 _KL = {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"}
-_ADVANTAGES = {None: "given", "gae": "given", "grpo": "grpo", "rloo": "rloo",
+_ADVANTAGES = {"gae": "given", "grpo": "grpo", "rloo": "rloo",
                "drgrpo": "dr_grpo"}
+_PPO_ALONE = ("epsilon_low", "kl_coef", "entropy_coef")
 _COUNT_EMPTY = (("empty", "count"),)
 _BOUND = 20.0  # nats: GRPO's clamp of token log ratios
 _GSPO_BOUND = math.exp(10.0)  # its bound on a sequence's ratio, from above
@@ -30,10 +31,13 @@ def tunix(config: Mapping[str, Any]) -> Dialect:
   c = read("tunix", config, _DEFAULTS)
   for key, allowed in dict(
       algo_variant=("grpo", "ppo"), loss_algo=("grpo", "gspo-token"),
-      kl_loss_mode=_KL, advantage_estimator=_ADVANTAGES,
+      kl_loss_mode=_KL, advantage_estimator=(None, *_ADVANTAGES),
       sampler_is=(None, "token")).items():
     checks.choice(f"tunix: {key}", c[key], allowed)
   is_ppo = c["algo_variant"] == "ppo"
+  for key in () if is_ppo else _PPO_ALONE:
+    if c[key]:
+      raise ValueError(f"tunix: {key}={c[key]!r} needs algo_variant='ppo'")
   is_gspo = c["loss_algo"] == "gspo-token" and not is_ppo
   surrogate, constants = _surrogate(c, is_ppo, is_gspo)
   aggregation, options, more = ("token_mean", (), {}) if is_ppo else (
@@ -55,19 +59,20 @@ def tunix(config: Mapping[str, Any]) -> Dialect:
   return Dialect(Spec(
       surrogate, "behaviour" if c["use_rollout_logps"] else "proximal",
       "sequence_mean_token" if is_gspo else "token", corrections=corrections,
-      advantage=_ADVANTAGES[c["advantage_estimator"]],
+      advantage=_ADVANTAGES[
+          c["advantage_estimator"] or ("gae" if is_ppo else "grpo")],
       aggregation=aggregation, regularizer=regularizer, options=options),
                  constants, (
       "GRPO clamps log ratios to +-20 (GSPO: before their mean), PPO does not",
       "half of the gradient passes where a ratio is exactly at a bound",
       "GSPO has the gradient of each token alone",
       "sequence-mean-token-sum-norm divides by the number of all rows",
-      "the KL term has no weight, and with `kl` no bound below"))
+      "the KL term has no weight, and no clamp by default"))
 
 
 def _surrogate(c: Mapping[str, Any], is_ppo: bool, is_gspo: bool
                ) -> tuple[str, dict[str, float]]:
-  low = c["epsilon_low"] if is_ppo and c["epsilon_low"] else c["epsilon"]
+  low = c["epsilon"] if c["epsilon_low"] is None else c["epsilon_low"]
   high = c["epsilon"] if c["epsilon_high"] is None else c["epsilon_high"]
   constants = dict(eps_low=low, eps_high=high,
                    max_log_ratio=math.inf if is_ppo else _BOUND)

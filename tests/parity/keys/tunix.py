@@ -74,23 +74,40 @@ def _adv(case: Case):
 
 
 def _bounds(case: Case):
-  low = case.config.get("epsilon", 0.2)
-  high = case.config.get("epsilon_high")
-  return np.float32(1 - low), np.float32(1 + (low if high is None else high))
+  """Of the clip, and of the dual clip."""
+  eps = case.config.get("epsilon", 0.2)
+  low, high, dual = (case.config.get(f"epsilon_{name}")
+                     for name in ("low", "high", "c"))
+  return (np.float32(1 - (eps if low is None else low)),
+          np.float32(1 + (eps if high is None else high)),
+          np.float32(1e30 if dual is None else dual))
+
+
+def _is_ppo(case: Case) -> bool:
+  return "ppo" in (case.config.get("algo"), case.config.get("algo_variant"))
 
 
 def _is_gspo(case: Case) -> bool:
-  return case.config.get("loss_algo") == "gspo-token"
+  return case.config.get("loss_algo") == "gspo-token" and not _is_ppo(case)
+
+
+def _row_means(case: Case, x):
+  n = np.maximum(case.mask.sum(axis=1, keepdims=True), 1)
+  return (x * case.mask).sum(axis=1, keepdims=True) / n
 
 
 def _at_a_bound(case: Case) -> bool:
-  """A live token whose ratio is a clip bound exactly: max and clip both tie."""
-  if case.adv is None or _is_gspo(case):
+  """A live token whose ratio is a bound exactly: max, min and clip tie."""
+  if case.adv is None:
     return False
-  r = np.asarray(jnp.exp(jnp.asarray(_log_ratio(case))))
-  low, high = _bounds(case)
-  tie = (r == high) | (r == low)
-  return bool((tie & case.mask & (_adv(case) != 0)).any())
+  lr = jnp.asarray(_log_ratio(case))
+  if _is_gspo(case):
+    lr = jnp.broadcast_to(_row_means(case, jnp.clip(lr, -20, 20)), lr.shape)
+  r, adv = np.asarray(jnp.exp(lr)), _adv(case)
+  low, high, dual = _bounds(case)
+  tie = (r == low) | ((r == high) & ((adv > 0) | (dual >= high)))
+  tie |= (r == dual) & (adv < 0)
+  return bool((tie & case.mask & (adv != 0)).any())
 
 
 def _clamped_before_the_mean(case: Case) -> bool:
@@ -98,12 +115,14 @@ def _clamped_before_the_mean(case: Case) -> bool:
   if case.adv is None or not _is_gspo(case):
     return False
   mask, lr = case.mask, _log_ratio(case).astype(np.float64)
-  mean = lambda x: (x * mask).sum(1) / np.maximum(mask.sum(1), 1)
-  s, t = (np.exp(np.minimum(mean(x), 10)) for x in (lr, np.clip(lr, -20, 20)))
-  low, high = _bounds(case)
+  s, t = (np.exp(np.minimum(_row_means(case, x)[:, 0], 10))
+          for x in (lr, np.clip(lr, -20, 20)))
+  low, high, dual = _bounds(case)
   adv, differs = _adv(case), False
   for i in np.flatnonzero(np.abs(s - t) > 1e-4 * np.abs(s)):
-    seen = lambda r, a: np.minimum(r * a, np.clip(r, low, high) * a)
+    seen = lambda r, a: np.maximum(
+        np.minimum(r * a, np.clip(r, low, high) * a),
+        np.where(a < 0, dual * a, -np.inf))
     a = adv[i][mask[i]]
     differs |= bool(np.any(np.abs(seen(s[i], a) - seen(t[i], a)) > 1e-3))
   return differs
