@@ -90,8 +90,8 @@ _RANGES = {
 _OTHERS = {
     "task.name", "model.qk_norm", "model.tie_embeddings", "model.dtype",
     "model.param_dtype", "model.head_precision", "rollout.mode",
-    "rollout.record_logp", "optimizer.name", "train.full_diagnostics", "train.psis",
-    "warm_start.path", "track.tensorboard"}
+    "rollout.record_logp", "optimizer.name", "train.full_diagnostics",
+    "train.psis", "warm_start.path", "track.tensorboard"}
 _PREFIXES = ("objective.", "task.kwargs")
 
 

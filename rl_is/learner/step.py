@@ -81,7 +81,7 @@ def train_step(state: State, minibatch: Batch, constants: dict[str, Array],
   params = keep(params, state.params)
   last_grad = state.last_grad
   if last_grad is not None:
-    metrics["grad/cosine_previous"] = _cosine(grads, last_grad)
+    metrics["grad/cosine_previous"] = _cosine(grads, norm, last_grad)
     last_grad = keep(grads, last_grad)
   ewma = state.ewma
   if ewma is not None:
@@ -90,13 +90,13 @@ def train_step(state: State, minibatch: Batch, constants: dict[str, Array],
                ewma, last_grad), metrics
 
 
-def _cosine(grads: Params, before: Params) -> Mean:
-  """Cosine of two gradients; counted where neither is 0.
+def _cosine(grads: Params, norm: Array, before: Params) -> Mean:
+  """Cosine with the gradient before; counted where neither is 0.
 
   It stays near 0 on fresh data and rises with staleness: GAC 2026,
   https://arxiv.org/abs/2603.01501 (abstract).
   """
-  norms = optax.tree.norm(grads) * optax.tree.norm(before)
+  norms = norm * optax.tree.norm(before)
   known = (norms > 0) & jnp.isfinite(norms)
   cosine = optax.tree.vdot(grads, before) / jnp.where(known, norms, 1)
   return masked.mean(cosine, known)

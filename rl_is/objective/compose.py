@@ -90,15 +90,14 @@ class Objective:
         weight, keep = self._chain(c, None, batch, weight, keep, constants)[:2]
     parts = lambda m, counted: ops.AGGREGATIONS[self.spec.aggregation].fn(
         m, counted, **self._kwargs(self.spec.aggregation, batch, constants))
-    whole, every = self._seen(mask, keep), self.spec.denominator in (
-        "all", "unseen")
+    whole, every = self._seen(mask, keep), self.spec.counts_rejected
     kl_parts = parts if dict(self.spec.options).get("kl_mean") != "rows" else (
         functools.partial(ops.AGGREGATIONS["sequence_mean_token_mean"].fn,
                           empty="count"))
     token_weight = {
         "policy": self._divide(parts(keep, mask if every else keep)),
         "regularizer": self._divide(kl_parts(whole, mask if every else whole))}
-    if self.spec.advantage == "given":
+    if self.spec.advantage == "given":  # again: its means now that keep is known
       batch = batch.replace(adv=self._given(given, whole))
     return batch.replace(weight=weight, keep=keep, token_weight=token_weight)
 
@@ -115,7 +114,7 @@ class Objective:
     logp, mask = outputs.logp, batch.mask
     if self.needs_prox and self.spec.proximal == "log_linear":
       batch = batch.replace(logp_prox=_log_linear(logp, batch))
-    # Under "removed" every mask was known before the update (`spec.check`).
+    # A mask that is not to be seen was known before the update (`spec.check`).
     seen = batch.replace(mask=self._seen(mask, batch.keep))
     token = self._surrogate(logp, seen, constants, key)
     metrics = _clip_metrics(token.aux, seen.mask)
@@ -170,7 +169,7 @@ class Objective:
 
   def _seen(self, mask: Array, keep: Array) -> Array:
     """The tokens that surrogate and regularizer are given."""
-    return keep if self.spec.denominator in ("removed", "unseen") else mask
+    return mask if self.spec.sees_rejected else keep
 
   def _names(self, piece: str) -> dict[str, str]:
     """The table's name of each of the piece's constants -> its name here."""

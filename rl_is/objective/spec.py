@@ -82,6 +82,14 @@ class Spec:
   # Says that a ratio counted twice is meant (some peers do count it twice).
   allow_double_counting: bool = False
 
+  @property
+  def counts_rejected(self) -> bool:
+    return self.denominator in ("all", "unseen")
+
+  @property
+  def sees_rejected(self) -> bool:
+    return self.denominator in ("all", "kept")
+
 
 def parse_options(items: list[str], what: str) -> Options:
   """["form=ratio"] -> (("form", "ratio"),)."""

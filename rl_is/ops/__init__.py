@@ -260,11 +260,12 @@ ADVANTAGES = {
         _advantages.pass_at_k, "verl grpo_passk", dict(std_eps=_STD_EPS),
         options=dict(std=("none", "unbiased")), grouped=True),
     "max_rl": Row(_advantages.max_rl, "MaxRL 2026; SkyRL",
-                  dict(mean_eps=_c(1e-6, closed=True, help="added to the mean")),
-                  grouped=True, options=_LONE),
+                  dict(mean_eps=_c(1e-6, closed=True,
+                                   help="added to the mean")), grouped=True, options=_LONE),
     "reinforce_pp": Row(
         _token_advantages.reinforce_pp, "Hu et al. 2025, arXiv 2501.03262",
-        dict(gamma=_c(1.0, closed=True, high=1.0, help="discount a token"), **_WHITEN),
+        dict(gamma=_c(1.0, closed=True, high=1.0, help="discount a token"),
+             **_WHITEN),
         options=dict(holes=_values.HOLES), inputs=("mask",)),
     "reinforce_pp_baseline": Row(
         _token_advantages.reinforce_pp_baseline,

@@ -15,6 +15,7 @@ from rl_is import ops
 from rl_is.core.types import Batch, PolicyOutputs
 from rl_is.objective import constants as constants_lib, dialects
 from rl_is.objective.compose import Objective
+from rl_is.ops import regularizers, values
 
 
 @dataclasses.dataclass
@@ -33,6 +34,13 @@ class Case:
   @property
   def mask(self) -> np.ndarray:
     return self.x["mask"] != 0
+
+  @property
+  def token_adv(self) -> np.ndarray:
+    """The advantages that the case names, [B, T]."""
+    if self.adv == "seq":
+      return np.broadcast_to(self.x["adv_seq"][:, None], self.x["adv"].shape)
+    return self.x["adv"]
 
   def __getitem__(self, name: str) -> jax.Array:
     return jnp.asarray(self.x[name])
@@ -85,13 +93,11 @@ def apply_harness(peer: Peer, case: Case) -> None:
 
 def batch_of(case: Case) -> Batch:
   x, mask = case.x, jnp.asarray(case.mask)
-  adv = x["adv"] if case.adv in ("tok", None) else np.broadcast_to(
-      x["adv_seq"][:, None], x["adv"].shape)
   return Batch(
       tokens=jnp.zeros(mask.shape, jnp.int32), valid=mask, mask=mask,
       reward=case["rewards"], group=first_rows(x["group"]),
       logp_behaviour=case["behav"], logp_prox=case["old"], logp_ref=case["ref"],
-      baseline=case["baseline"], value=case["values"], adv=jnp.asarray(adv))
+      baseline=case["baseline"], value=case["values"], adv=jnp.asarray(case.token_adv))
 
 
 def first_rows(group: np.ndarray) -> jax.Array:
@@ -131,18 +137,43 @@ def loss_of(peer: Peer, case: Case) -> dict[str, Any]:
 
 def advantages_of(peer: Peer, case: Case) -> jax.Array:
   """config -> dialect -> objective -> advantages [B, T]; 0 off the mask."""
-  dialect = dialects.translate(peer.system, case.config)
+  return prepared(peer.system, case.config, batch_of(case)).adv
+
+
+def prepared(system: str, config: dict[str, Any], batch: Batch) -> Batch:
+  """The batch as the config's objective prepares it."""
+  dialect = dialects.translate(system, config)
   constants = constants_lib.resolve(dialect.spec, {}, dialect.constants)
   return Objective(dialect.spec, full_diagnostics=False).prepare(
-      batch_of(case), constants).adv
+      batch, constants)
 
 
-def summed(case: Case, per_token: Callable, name: str = "kl") -> dict[str, Any]:
+def kl(case: Case, name: str, **limits: float) -> dict[str, Any]:
+  """A regularizer on the case's reference, as `summed`."""
+  fn = getattr(regularizers, name)
+  return summed(case, lambda logp: fn(
+      logp, case["ref"], case["mask"] != 0, **limits))
+
+
+def value_loss(case: Case, clip: float | None, mean: Callable) -> dict[str, Any]:
+  """`mean(loss, mask)` of the clipped value loss, and its gradient."""
+  mask = case["mask"] != 0
+
+  def total(value):
+    token = values.value_loss(value, case["values"], case["returns"], mask,
+                              clip=jnp.inf if clip is None else clip).loss
+    return mean(token, mask)
+
+  loss, grad = jax.value_and_grad(total)(case["vpred"])
+  return {"loss": loss, "grad_vpred": grad, "grad": jnp.zeros_like(grad)}
+
+
+def summed(case: Case, per_token: Callable) -> dict[str, Any]:
   """A KL helper: `per_token(logp)`, its sum over the mask, the sum's gradient."""
   mask = jnp.asarray(case.mask)
   total = lambda logp: jnp.sum(jnp.where(mask, per_token(logp), 0.0))
   value, grad = jax.value_and_grad(total)(case["logp"])
-  return {name: per_token(case["logp"]), "loss": value, "grad": grad}
+  return {"kl": per_token(case["logp"]), "loss": value, "grad": grad}
 
 
 def compare(case: Case, got: dict[str, Any], want: dict[str, np.ndarray],

@@ -4,6 +4,7 @@ Cases are known by their config, never by their name. Another folder of the same
 form is read with RL_IS_GOLDEN_DIR.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -16,7 +17,7 @@ from rl_is.objective import dialects
 
 GOLDEN = pathlib.Path(os.environ.get(
     "RL_IS_GOLDEN_DIR", pathlib.Path(__file__).parents[1] / "golden"))
-INPUTS = np.load(GOLDEN / "inputs.npz")
+INPUTS = dict(np.load(GOLDEN / "inputs.npz"))  # all at once: small, often read
 
 
 def variants():
@@ -28,15 +29,20 @@ def variants():
 
 
 def case_of(variant, s):
-  x = {key.partition("|")[2]: INPUTS[key] for key in INPUTS.files
+  x = {key.partition("|")[2]: INPUTS[key] for key in INPUTS
        if key.startswith(s + "|")}
   return cases.Case(
       dict(variant["config"]), variant.get("function"), variant["arrays"],
       variant["adv"], x, s in variant["nonfinite"])
 
 
+@functools.cache
+def numbers_of(peer):
+  return np.load(GOLDEN / f"{peer}.npz")
+
+
 def stored(peer, name, variant, s):
-  numbers = np.load(GOLDEN / f"{peer}.npz")
+  numbers = numbers_of(peer)
   return {what: numbers[f"{name}|{s}|{what}"] for what in variant["arrays"]
           if f"{name}|{s}|{what}" in numbers.files}
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_is.core import checks
-from rl_is.objective.dialects.base import Dialect, read
+from rl_is.objective.dialects import base
+from rl_is.objective.dialects.base import (
+    Corrections, Dialect, Surrogate, read)
 from rl_is.objective.spec import Correction, Spec
 
 _DEFAULTS = dict(
@@ -61,7 +63,7 @@ def areal(config: Mapping[str, Any]) -> Dialect:
       "loglinear: where nothing is stale its anchor is the behaviour"))
 
 
-def _surrogate(c: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
+def _surrogate(c: Mapping[str, Any]) -> Surrogate:
   low, high = c["eps_clip"], c["eps_clip_higher"]
   if c["use_sapo_loss"]:
     if c["use_cispo_loss"] or c["use_decoupled_loss"]:
@@ -72,15 +74,11 @@ def _surrogate(c: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
     if not high or c["importance_sampling_level"] != "token":
       raise ValueError("areal: use_cispo_loss needs eps_clip_higher > 0 and "
                        "importance_sampling_level='token'")
-    return "cispo", dict(cispo_floor=max(1 - low, 0.0), cispo_cap=1 + high)
-  clip = dict(eps_low=low, eps_high=low if high is None else high)
-  if c["c_clip"] is None:
-    return "ppo_clip", clip
-  return "dual_clip", dict(clip, clip_c=c["c_clip"])
+    return base.cispo(low, high)
+  return base.clip(low, base.unless_none(high, low), c["c_clip"])
 
 
-def _corrections(c: Mapping[str, Any]
-                 ) -> tuple[tuple[Correction, ...], dict[str, float]]:
+def _corrections(c: Mapping[str, Any]) -> Corrections:
   rejection, tau = c["rejection_sampling"], c["m2_threshold"]
   if rejection is None and tau is None:
     return (), {}
@@ -107,24 +105,19 @@ def _corrections(c: Mapping[str, Any]
   return (test, Correction("tis")), dict(bounds, tis_cap=math.inf)
 
 
-def _by_ratio(r: Mapping[str, Any]
-              ) -> tuple[tuple[Correction, ...], dict[str, float]]:
+def _by_ratio(r: Mapping[str, Any]) -> Corrections:
   """The ratio is what is tested, and the weight."""
   low, high, level = r["lower"], r["upper"], _LEVELS[r["level"]]
   agg = "mean" if r["level"] == "token" else r["agg"]
   if r["action"] == "clamp":
     binds = () if agg == "mean" else (("binds", agg),)
-    return (Correction("tis", level=level, options=binds),), dict(
-        tis_cap=high, tis_floor=low or 0.0)
+    return base.truncated(low, high, level=level, options=binds)
   if agg != "mean":
     log = lambda x: None if x is None else math.log(x)
     test, bounds = _test(r, log(low), log(high))
     return (test, Correction("tis", level=level)), dict(
         bounds, tis_cap=math.inf)
-  if low is None:
-    return (Correction("mis", level=level),), dict(mis_cap=high)
-  return (Correction("icepop", level=level),), dict(
-      icepop_low=low, icepop_high=high)
+  return base.masked(low, high, level=level)
 
 
 def _test(r: Mapping[str, Any], low: float | None, high: float
@@ -133,4 +126,4 @@ def _test(r: Mapping[str, Any], low: float | None, high: float
       ("estimator", _METRICS[r["metric"]]),
       ("statistic", "token" if r["level"] == "token" else r["agg"]),
       ("direction", "num_to_behaviour"))), dict(
-          upper=high, lower=-math.inf if low is None else low)
+          upper=high, lower=base.unless_none(low, -math.inf))

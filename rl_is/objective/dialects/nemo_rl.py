@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_is.core import checks
-from rl_is.objective.dialects.base import Dialect, read
-from rl_is.objective.spec import Correction, Options, Spec
+from rl_is.objective.dialects import base
+from rl_is.objective.dialects.base import (
+    Corrections, Dialect, Surrogate, read)
+from rl_is.objective.spec import Options, Spec
 
 
 def nemo_rl(config: Mapping[str, Any]) -> Dialect:
@@ -46,10 +48,9 @@ def nemo_rl(config: Mapping[str, Any]) -> Dialect:
     spec = dataclasses.replace(
         spec, regularizer=c["reference_policy_kl_type"], kl_weight=(
             "behaviour" if c["use_on_policy_kl_approximation"] else "score"))
-    off = lambda limit: math.inf if limit is None else limit
     constants |= dict(kl_coef=c["reference_policy_kl_penalty"],
-                      kl_clamp=off(c["kl_input_clamp_value"]),
-                      max_kl=off(c["kl_output_clamp_value"]))
+                      kl_clamp=base.unless_none(c["kl_input_clamp_value"]),
+                      max_kl=base.unless_none(c["kl_output_clamp_value"]))
   return Dialect(spec, constants, (
       "no clamp of log ratios; a weight that overflows becomes 0, not the cap",
       "sequence means count rows without a token",
@@ -87,41 +88,26 @@ def _nemo_advantage(c: Mapping[str, Any]
   return "given", (), {}
 
 
-def _nemo_surrogate(c: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
-  low, high = c["ratio_clip_min"], c["ratio_clip_max"]
+def _nemo_surrogate(c: Mapping[str, Any]) -> Surrogate:
   if c["disable_ppo_ratio"]:
     return "pg", {}
-  if c["use_cispo"]:
-    return "cispo", dict(cispo_floor=1 - low, cispo_cap=1 + high,
-                         max_log_ratio=math.inf)
-  clip = dict(eps_low=low, eps_high=high, max_log_ratio=math.inf)
-  if c["ratio_clip_c"] is None:
-    return "ppo_clip", clip
-  return "dual_clip", dict(clip, clip_c=c["ratio_clip_c"])
+  bounds = c["ratio_clip_min"], c["ratio_clip_max"]
+  surrogate, constants = (base.cispo(*bounds) if c["use_cispo"] else
+                          base.clip(*bounds, c["ratio_clip_c"]))
+  return surrogate, dict(constants, max_log_ratio=math.inf)
 
 
-def _nemo_corrections(c: Mapping[str, Any]
-                      ) -> tuple[tuple[Correction, ...], dict[str, float]]:
+def _nemo_corrections(c: Mapping[str, Any]) -> Corrections:
   if not c["use_importance_sampling_correction"]:
     return (), {}
   num = "current" if c["force_on_policy_ratio"] else "proximal"
   level = ("sequence_sum" if c["sequence_level_importance_ratios"] else "token")
   kind = c["truncated_importance_sampling_type"]
-  high = c["truncated_importance_sampling_ratio"]
-  low = c["truncated_importance_sampling_ratio_min"]
-  tis = Correction("tis", num, level)
-  clamp = dict(max_log_ratio=math.inf)
   if kind is None:
-    return (tis,), dict(clamp, tis_cap=math.inf)
-  if kind == "tis":
-    return (tis,), dict(clamp, tis_cap=high, tis_floor=low or 0.0)
-  if kind == "icepop":
-    return (Correction("icepop", num, level),), dict(
-        clamp, icepop_low=low, icepop_high=high)
-  if kind == "seq-mask-tis":
-    return (Correction("geometric_mask", num), tis), dict(
-        clamp, geometric_mask_low=low, geometric_mask_high=high,
-        tis_cap=math.inf)
-  raise ValueError(checks.unknown(
-      "nemo_rl: truncated_importance_sampling_type", kind,
-      ("tis", "icepop", "seq-mask-tis")))
+    chain, constants = base.truncated(None, math.inf, num=num, level=level)
+  else:
+    chain, constants = base.named_weight(
+        "nemo_rl: truncated_importance_sampling_type", kind,
+        c["truncated_importance_sampling_ratio_min"],
+        c["truncated_importance_sampling_ratio"], num, level)
+  return chain, dict(constants, max_log_ratio=math.inf)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_is.core import checks
+from rl_is.objective.dialects import base
 from rl_is.objective.dialects.base import Dialect, read
-from rl_is.objective.spec import Correction, Spec
+from rl_is.objective.spec import Spec
 
 
 def openrlhf(config: Mapping[str, Any]) -> Dialect:
@@ -22,11 +23,9 @@ def openrlhf(config: Mapping[str, Any]) -> Dialect:
                 ("ppo", "gspo"))
   corrected, is_gspo = c["enable_vllm_is_correction"], (
       c["policy_loss_type"] == "gspo")
-  constants = dict(eps_low=c["clip_eps_low"], eps_high=c["clip_eps_high"],
-                   max_log_ratio=math.inf if is_gspo else 20.0)
-  surrogate = "ppo_clip"
-  if c["dual_clip"] is not None:
-    surrogate, constants["clip_c"] = "dual_clip", c["dual_clip"]
+  surrogate, constants = base.clip(c["clip_eps_low"], c["clip_eps_high"],
+                                   c["dual_clip"])
+  constants["max_log_ratio"] = math.inf if is_gspo else 20.0
   spec = Spec(
       surrogate, "behaviour" if is_gspo and corrected else "proximal",
       "sequence_mean" if is_gspo else "token", advantage="given",
@@ -34,23 +33,11 @@ def openrlhf(config: Mapping[str, Any]) -> Dialect:
                    "sequence_mean_token_mean"))
   if corrected and not is_gspo:
     low, high = c["vllm_is_truncated_threshold"]
-    chain, more = _correction(c["vllm_is_correction_type"], low, high)
+    chain, more = base.named_weight("openrlhf: vllm_is_correction_type",
+                                    c["vllm_is_correction_type"], low, high)
     spec, constants = dataclasses.replace(spec, corrections=chain), {
         **constants, **more}
   return Dialect(spec, constants, (
       "with correction on, GSPO is anchored on the sampler and has no weight",
       "the weight has no clamp: icepop is NaN where it overflows",
       "seq-mask-tis keeps raw, uncapped weights"))
-
-
-def _correction(kind: str, low: float, high: float
-                         ) -> tuple[tuple[Correction, ...], dict[str, float]]:
-  if kind == "tis":
-    return (Correction("tis"),), dict(tis_cap=high, tis_floor=low)
-  if kind == "icepop":
-    return (Correction("icepop"),), dict(icepop_low=low, icepop_high=high)
-  if kind == "seq-mask-tis":
-    return (Correction("geometric_mask"), Correction("tis")), dict(
-        geometric_mask_low=low, geometric_mask_high=high, tis_cap=math.inf)
-  raise ValueError(checks.unknown("openrlhf: vllm_is_correction_type", kind,
-                                  ("tis", "icepop", "seq-mask-tis")))

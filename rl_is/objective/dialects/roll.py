@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_is.core import checks
+from rl_is.objective.dialects import base
 from rl_is.objective.dialects.base import Dialect, read
 from rl_is.objective.spec import Correction, Spec
 
@@ -64,10 +65,9 @@ def roll(config: Mapping[str, Any]) -> Dialect:
 def _ppo(c):
   low, high = ((c["pg_clip_low"], c["pg_clip_high"]) if c["use_pg_clip_range"]
                else (c["pg_clip"], c["pg_clip"]))
-  constants = dict(eps_low=low, eps_high=high, max_log_ratio=math.inf)
-  if not c["dual_clip_loss"]:
-    return "ppo_clip", constants
-  return "dual_clip", dict(constants, clip_c=1 + 2 * c["pg_clip"])
+  surrogate, constants = base.clip(
+      low, high, 1 + 2 * c["pg_clip"] if c["dual_clip_loss"] else None)
+  return surrogate, dict(constants, max_log_ratio=math.inf)
 
 
 def _weighted(floor, cap):
@@ -125,8 +125,7 @@ def _corrections(block: Mapping[str, Any]
     constants |= {f"{step.name}_low": f["ratio_low"],
                   f"{step.name}_high": f["ratio_high"]}
   if weight["enabled"]:
-    cap = weight["upper_bound"]
     chain += (Correction("tis", level=_LEVELS[weight["weight_type"]]),)
-    constants |= dict(tis_cap=math.inf if cap is None else cap,
+    constants |= dict(tis_cap=base.unless_none(weight["upper_bound"]),
                       max_log_ratio=math.inf)
   return chain, bool(filters), constants

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_is.core import checks
+from rl_is.objective.dialects import base
 from rl_is.objective.dialects.base import Dialect, read
 from rl_is.objective.spec import Correction, Options, Spec
 
@@ -35,7 +36,6 @@ _AGGREGATIONS = {"token_mean": "token_mean",
 _KL = {"k1": ("k1", math.inf, math.inf), "k2": ("k2", math.inf, math.inf),
        "abs": ("abs_kl", math.inf, math.inf), "k3": ("k3", 20.0, 10.0)}
 _BOUND = 20.0  # nats: its clamp of every log ratio
-_GSPO_BOUND = 10.0  # nats, from above alone
 # They do not look at the sampler's log-probs as a correction.
 _UNCORRECTED = ("importance_sampling",)
 _REFUSED = {
@@ -46,7 +46,7 @@ _REFUSED = {
 
 def skyrl(config: Mapping[str, Any]) -> Dialect:
   """SkyRL's AlgorithmConfig, at commit a9564572 (2026-08-21)."""
-  c = read("skyrl", _flat(config), _DEFAULTS, _ONLY)
+  c = read("skyrl", base.flat(config, _BLOCKS), _DEFAULTS, _ONLY)
   kind = c["policy_loss_type"]
   if kind in _REFUSED:
     raise ValueError(f"skyrl: policy_loss_type={kind!r} is not supported: "
@@ -79,43 +79,21 @@ def skyrl(config: Mapping[str, Any]) -> Dialect:
       "a group of one has no baseline, but in rloo"))
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-  """`dppo.x`, or x in a block of that name, is x."""
-  out = {}
-  for key, value in config.items():
-    block, dot, name = key.partition(".")
-    if dot and block in _BLOCKS:
-      out[name] = value
-    elif key in _BLOCKS:
-      out |= value or {}
-    else:
-      out[key] = value
-  return out
-
-
 # Each: (surrogate, anchor, corrections of its own, constants, options).
 
 
-def _regular(c):
-  return "ppo_clip", "proximal", (), _clip(c), ()
+def _clipped(make):
+  """Of the two bounds alone."""
+  def surrogate(c):
+    name, constants = make(c["eps_clip_low"], c["eps_clip_high"])
+    return name, "proximal", (), constants, ()
+  return surrogate
 
 
 def _dual_clip(c):
-  constants = dict(_clip(c), clip_c=c["clip_ratio_c"])
-  return "dual_clip", "proximal", (), constants, ()
-
-
-def _clip(c):
-  return dict(eps_low=c["eps_clip_low"], eps_high=c["eps_clip_high"])
-
-
-def _gspo(c):
-  # Its clamp of log s, from above alone and without a gradient beyond, is the
-  # bound that a dual clip has on A < 0; on A > 0 the clip is closer.
-  bound = math.exp(_GSPO_BOUND)
-  return "dual_clip", "proximal", (), dict(
-      eps_low=c["eps_clip_low"], eps_high=min(c["eps_clip_high"], bound - 1),
-      clip_c=bound), ()
+  name, constants = base.clip(c["eps_clip_low"], c["eps_clip_high"],
+                              c["clip_ratio_c"])
+  return name, "proximal", (), constants, ()
 
 
 def _sapo(c):
@@ -129,9 +107,9 @@ def _cispo(c):
   if c["cispo_anchor"] == "rollout" and (c["tis_ratio_type"] or c["use_tis"]):
     raise ValueError("skyrl: cispo_anchor='rollout' excludes tis_ratio_type: "
                      "the ratio is to the sampler already")
-  return "cispo", anchors[c["cispo_anchor"]], (), dict(
-      cispo_floor=max(1 - c["cispo_eps_clip_low"], 0.0),
-      cispo_cap=1 + c["cispo_eps_clip_high"]), ()
+  name, constants = base.cispo(c["cispo_eps_clip_low"],
+                               c["cispo_eps_clip_high"])
+  return name, anchors[c["cispo_anchor"]], (), constants, ()
 
 
 def _rollout_is(c):
@@ -158,7 +136,8 @@ def _importance_sampling(c):
 
 
 _SURROGATES = dict(
-    regular=_regular, dual_clip=_dual_clip, gspo=_gspo, sapo=_sapo,
+    regular=_clipped(base.clip), dual_clip=_dual_clip,
+    gspo=_clipped(base.bounded_gspo), sapo=_sapo,
     cispo=_cispo, rollout_is=_rollout_is, dppo=_dppo,
     importance_sampling=_importance_sampling)
 

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_is.core import checks
-from rl_is.objective.dialects.base import Dialect, read
+from rl_is.objective.dialects import base
+from rl_is.objective.dialects.base import (
+    Corrections, Dialect, Surrogate, read)
 from rl_is.objective.spec import Correction, Options, Spec
 
 _DEFAULTS = dict(
@@ -20,7 +22,8 @@ _ONLY = dict(kl_coef=0.0, loss_type="policy_loss")  # a penalty in the reward
 _ESTIMATORS = ("grpo", "gspo", "cispo", "ppo", "reinforce_plus_plus",
                "reinforce_plus_plus_baseline")
 # Its own functions of a weight, by the end of their path.
-_WEIGHTS = {"vanilla_tis_function": "tis", "icepop_function": "icepop"}
+_WEIGHTS = {"vanilla_tis_function": base.truncated,
+            "icepop_function": base.masked}
 _KL = {"k1": ("k1", math.inf), "k2": ("k2", math.inf), "k3": ("k3", math.inf),
        "low_var_kl": ("k3", 10.0)}
 
@@ -59,19 +62,15 @@ def slime(config: Mapping[str, Any]) -> Dialect:
       "only low_var_kl is bounded, after its ratio"))
 
 
-def _surrogate(c: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
-  low, high = c["eps_clip"], c["eps_clip_high"]
-  high = low if high is None else high
+def _surrogate(c: Mapping[str, Any]) -> Surrogate:
+  low = c["eps_clip"]
+  high = base.unless_none(c["eps_clip_high"], low)
   if c["advantage_estimator"] == "cispo":
-    return "cispo", dict(cispo_floor=max(1 - low, 0.0), cispo_cap=1 + high)
-  clip = dict(eps_low=low, eps_high=high)
-  if c["eps_clip_c"] is None:
-    return "ppo_clip", clip
-  return "dual_clip", dict(clip, clip_c=c["eps_clip_c"])
+    return base.cispo(low, high)
+  return base.clip(low, high, c["eps_clip_c"])
 
 
-def _corrections(c: Mapping[str, Any], anchor: str
-                 ) -> tuple[tuple[Correction, ...], dict[str, float]]:
+def _corrections(c: Mapping[str, Any], anchor: str) -> Corrections:
   chain, constants = (), {}
   if c["use_opsm"]:
     chain += (Correction("opsm", "current", den=anchor),)
@@ -84,14 +83,9 @@ def _corrections(c: Mapping[str, Any], anchor: str
   path = c["custom_tis_function_path"] or "vanilla_tis_function"
   name = path.rpartition(".")[2]
   checks.choice("slime: custom_tis_function_path", name, _WEIGHTS)
-  low, high = c["tis_clip_low"], c["tis_clip"]
-  if _WEIGHTS[name] == "tis":
-    return chain + (Correction("tis"),), dict(
-        constants, tis_cap=high, tis_floor=low)
-  if not low:
-    return chain + (Correction("mis"),), dict(constants, mis_cap=high)
-  return chain + (Correction("icepop"),), dict(
-      constants, icepop_low=low, icepop_high=high)
+  weight, more = _WEIGHTS[name](c["tis_clip_low"] or None,
+                                     c["tis_clip"])
+  return chain + weight, constants | more
 
 
 def _regularizer(c: Mapping[str, Any]) -> tuple[str, dict[str, float]]:

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_is.core import checks
-from rl_is.objective.dialects.base import Dialect, read
+from rl_is.objective.dialects import base
+from rl_is.objective.dialects.base import (
+    Corrections, Dialect, Surrogate, read)
 from rl_is.objective.spec import Correction, Options, Spec
 
 _DEFAULTS = dict(
@@ -105,9 +107,9 @@ def _refuse(c: Mapping[str, Any]) -> None:
                      "loss_type='vespo': the two have ratios of two levels")
 
 
-def _surrogate(c: Mapping[str, Any], kind: str) -> tuple[str, dict[str, float]]:
+def _surrogate(c: Mapping[str, Any], kind: str) -> Surrogate:
   low = c["epsilon"]
-  high = low if c["epsilon_high"] is None else c["epsilon_high"]
+  high = base.unless_none(c["epsilon_high"], low)
   free = dict(max_log_ratio=math.inf)
   if kind == "cispo":
     return "cispo", dict(free, cispo_cap=high, cispo_floor=0.0)
@@ -118,28 +120,21 @@ def _surrogate(c: Mapping[str, Any], kind: str) -> tuple[str, dict[str, float]]:
     return "vespo", dict({name: c[f"vespo_{name}"] for name in (
         "k_pos", "lambda_pos", "k_neg", "lambda_neg")},
                          max_log_ratio=_VESPO_BOUND)
-  clip = dict(free, eps_low=low, eps_high=high)
+  surrogate, clip = base.clip(low, high)
   if c["delta"] is None:
-    return "ppo_clip", clip
-  return "two_sided", dict(clip, two_sided_delta=c["delta"])
+    return surrogate, free | clip
+  return "two_sided", dict(free, **clip, two_sided_delta=c["delta"])
 
 
-def _corrections(c: Mapping[str, Any]
-                 ) -> tuple[tuple[Correction, ...], dict[str, float]]:
+def _corrections(c: Mapping[str, Any]) -> Corrections:
   chain, constants = (), {}
   if _is_corrected(c):
     unit, action = c["vllm_importance_sampling_mode"].split("_")
     level = "token" if unit == "token" else "sequence_sum"
-    low = c["vllm_importance_sampling_clip_min"]
-    high = c["vllm_importance_sampling_clip_max"]
-    high = math.inf if high is None else high
-    if action == "truncate":
-      name, constants = "tis", dict(tis_cap=high, tis_floor=low or 0.0)
-    elif low:
-      name, constants = "icepop", dict(icepop_low=low, icepop_high=high)
-    else:
-      name, constants = "mis", dict(mis_cap=high)
-    chain += (Correction(name, level=level),)
+    limited = base.truncated if action == "truncate" else base.masked
+    chain, constants = limited(
+        c["vllm_importance_sampling_clip_min"] or None,
+        base.unless_none(c["vllm_importance_sampling_clip_max"]), level=level)
   if c["off_policy_mask_threshold"] is not None:
     den = "behaviour" if _samples_elsewhere(c) else "proximal"
     chain += (Correction("opsm", "current", den=den),)

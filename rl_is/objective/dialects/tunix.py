@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_is.core import checks
-from rl_is.objective.dialects.base import Dialect, read
+from rl_is.objective.dialects import base
+from rl_is.objective.dialects.base import Dialect, Surrogate, read
 from rl_is.objective.spec import Correction, Spec
 
 _DEFAULTS = dict(
@@ -23,7 +24,6 @@ _ADVANTAGES = {"gae": "given", "grpo": "grpo", "rloo": "rloo",
 _PPO_ALONE = ("epsilon_low", "kl_coef", "entropy_coef")
 _COUNT_EMPTY = (("empty", "count"),)
 _BOUND = 20.0  # nats: GRPO's clamp of token log ratios
-_GSPO_BOUND = math.exp(10.0)  # its bound on a sequence's ratio, from above
 
 
 def tunix(config: Mapping[str, Any]) -> Dialect:
@@ -51,9 +51,8 @@ def tunix(config: Mapping[str, Any]) -> Dialect:
   regularizer = "none"
   if coef:
     regularizer = "k1" if is_ppo else _KL[c["kl_loss_mode"]]
-    limit = c["kl_clamp_value"]
     constants |= dict(kl_coef=coef, kl_clamp=math.inf,
-                      max_kl=math.inf if limit is None else limit)
+                      max_kl=base.unless_none(c["kl_clamp_value"]))
   if is_ppo:
     constants |= dict(entropy_coef=c["entropy_coef"] or 0.0)
   return Dialect(Spec(
@@ -70,21 +69,13 @@ def tunix(config: Mapping[str, Any]) -> Dialect:
       "the KL term has no weight, and no clamp by default"))
 
 
-def _surrogate(c: Mapping[str, Any], is_ppo: bool, is_gspo: bool
-               ) -> tuple[str, dict[str, float]]:
-  low = c["epsilon"] if c["epsilon_low"] is None else c["epsilon_low"]
-  high = c["epsilon"] if c["epsilon_high"] is None else c["epsilon_high"]
-  constants = dict(eps_low=low, eps_high=high,
-                   max_log_ratio=math.inf if is_ppo else _BOUND)
-  bound = c["epsilon_c"]
-  if is_gspo:
-    # Its clamp of log s, without a gradient beyond, is the bound that a dual
-    # clip has on A < 0; on A > 0 the clip is closer.
-    constants["eps_high"] = min(high, _GSPO_BOUND - 1)
-    bound = min(bound or math.inf, _GSPO_BOUND)
-  if bound is None:
-    return "ppo_clip", constants
-  return "dual_clip", dict(constants, clip_c=bound)
+def _surrogate(c: Mapping[str, Any], is_ppo: bool, is_gspo: bool) -> Surrogate:
+  low, high = (base.unless_none(c[f"epsilon_{side}"], c["epsilon"])
+               for side in ("low", "high"))
+  make = base.bounded_gspo if is_gspo else base.clip
+  surrogate, constants = make(low, high, c["epsilon_c"])
+  return surrogate, dict(constants,
+                         max_log_ratio=math.inf if is_ppo else _BOUND)
 
 
 def _aggregation(c: Mapping[str, Any]):

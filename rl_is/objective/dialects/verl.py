@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_is.core import checks
+from rl_is.objective.dialects import base
 from rl_is.objective.dialects.base import Dialect, read
 from rl_is.objective.spec import Correction, Options, Spec
 
-_BLOCKS = ("policy_loss", "rollout_correction")  # their keys may stand flat
+BLOCKS = ("policy_loss", "rollout_correction")  # their keys may stand flat
 _DEFAULTS = dict(
     # actor
     clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0,
@@ -42,14 +43,13 @@ _RS_STATISTICS = {"token": "token", "seq_sum": "sum", "seq_mean": "mean",
 _RS = [f"{level}_k{k}" for level in _RS_STATISTICS for k in (1, 2, 3)
        if (level, k) != ("seq_max", 1)]
 _BOUND = 20.0  # nats: its clamp of every log ratio that becomes a weight
-_GSPO_BOUND = 10.0  # nats, from above alone
 
 _LONE = (("lone", "reward"),)
 
 
 def verl(config: Mapping[str, Any]) -> Dialect:
   """verl's configuration, at commit 1dda039b (2026-08-22)."""
-  c = read("verl", _flat(config), _DEFAULTS, _ONLY)
+  c = read("verl", base.flat(config, BLOCKS), _DEFAULTS, _ONLY)
   bypass = c["bypass_mode"] or c["loss_mode"] == "bypass_mode"
   mode = _bypass_mode(c) if bypass else c["loss_mode"]
   checks.choice("verl: loss_mode", mode, _SURROGATES)
@@ -80,20 +80,6 @@ def verl(config: Mapping[str, Any]) -> Dialect:
       "a group of one has no baseline"))
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-  """`policy_loss.x`, or x in a block of that name, is x."""
-  out = {}
-  for key, value in config.items():
-    block, dot, name = key.partition(".")
-    if dot and block in _BLOCKS:
-      out |= _flat({name: value})
-    elif key in _BLOCKS:
-      out |= _flat(value or {})
-    else:
-      out[key] = value
-  return out
-
-
 def _bypass_mode(c: Mapping[str, Any]) -> str:
   """Which loss stands behind the bypass, by the name of its loss_mode."""
   losses = {"ppo_clip": "vanilla", "reinforce": "gpg"}
@@ -102,26 +88,21 @@ def _bypass_mode(c: Mapping[str, Any]) -> str:
 
 
 def _clip(c: Mapping[str, Any]) -> tuple[float, float]:
-  return tuple(c["clip_ratio"] if c[key] is None else c[key]
-               for key in ("clip_ratio_low", "clip_ratio_high"))
+  return tuple(base.unless_none(c[f"clip_ratio_{side}"], c["clip_ratio"])
+               for side in ("low", "high"))
+
+
+def _bounded(make):
+  """A surrogate of the two bounds alone, under its clamp."""
+  def surrogate(c, low, high):
+    name, constants = make(low, high)
+    return name, dict(constants, max_log_ratio=_BOUND)
+  return surrogate
 
 
 def _vanilla(c, low, high):
-  return "dual_clip", dict(eps_low=low, eps_high=high, clip_c=c["clip_ratio_c"],
-                           max_log_ratio=_BOUND)
-
-
-def _gspo(c, low, high):
-  # Its clamp of log s, from above alone and without a gradient beyond, is the
-  # bound that a dual clip has on A < 0; on A > 0 the clip is closer.
-  bound = math.exp(_GSPO_BOUND)
-  return "dual_clip", dict(eps_low=low, eps_high=min(high, bound - 1),
-                           clip_c=bound, max_log_ratio=_BOUND)
-
-
-def _cispo(c, low, high):
-  return "cispo", dict(cispo_floor=max(1 - low, 0.0), cispo_cap=1 + high,
-                       max_log_ratio=_BOUND)
+  name, constants = base.clip(low, high, c["clip_ratio_c"])
+  return name, dict(constants, max_log_ratio=_BOUND)
 
 
 def _sapo(c, low, high):
@@ -162,8 +143,10 @@ def _kl_cov(c, low, high):
 
 
 _SURROGATES = dict(
-    vanilla=_vanilla, gspo=_gspo, sapo=_sapo, gpg=_gpg, clip_cov=_clip_cov,
-    kl_cov=_kl_cov, geo_mean=_geo_mean, dro=_dro, cispo=_cispo,
+    vanilla=_vanilla, gspo=_bounded(base.bounded_gspo), sapo=_sapo, gpg=_gpg,
+    clip_cov=_clip_cov,
+    kl_cov=_kl_cov, geo_mean=_geo_mean, dro=_dro,
+    cispo=_bounded(base.cispo),
     dppo_tv=_dppo("dppo_tv"), dppo_kl=_dppo("dppo_kl"))
 
 
@@ -253,7 +236,7 @@ def _aggregation(c: Mapping[str, Any], mode: str
     forced = "seq-mean-token-mean"
     if name != forced and (c["use_kl_loss"] or c["entropy_coeff"]):
       raise ValueError(
-          f"verl: loss_mode={mode!r} always aggregates by {forced!r} but its KL "
+          f"verl: loss_mode={mode!r} always aggregates by {forced!r}, its KL "
           f"and entropy terms by loss_agg_mode={name!r}; only {forced!r} for "
           "both is supported")
     name = forced

@@ -3,8 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 
-from parity.cases import Case, Helper, Peer, Rule, summed
-from rl_is.ops import ratios, regularizers, rejection, surrogates_soft
+from parity import cases
+from parity.cases import Case, Helper, Peer, Rule
+from rl_is.ops import ratios, rejection, surrogates_soft
 
 
 def _calls_the_loss(case: Case) -> None:
@@ -38,11 +39,8 @@ def _drops_all(case: Case) -> bool:
 
 
 def _kl(case: Case):
-  fn = getattr(regularizers, case.config["kl"])
   limit = 10.0 if case.config.get("apply_clamp", True) else np.inf
-  return summed(case, lambda logp: fn(
-      logp, case["ref"], case["mask"] != 0, max_log_ratio=np.inf,
-      max_kl=limit))
+  return cases.kl(case, case.config["kl"], max_log_ratio=np.inf, max_kl=limit)
 
 
 def _level(case: Case) -> str:

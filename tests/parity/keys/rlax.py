@@ -50,8 +50,7 @@ def _corrected_errors(case: Case):
 def _clipped_surrogate(case: Case):
   """Over all positions: it has no mask."""
   every, eps = np.ones_like(case.mask), case.config["epsilon"]
-  adv = jnp.broadcast_to(case["adv"] if case.adv == "tok" else
-                         case["adv_seq"][:, None], every.shape)
+  adv = case.token_adv
 
   def mean(logp):
     token = surrogates.ppo_clip(logp, case["old"], adv, every, eps_low=eps,
@@ -68,9 +67,8 @@ def _is_at_a_bound(case: Case) -> bool:
     return False
   eps = case.config["epsilon"]
   r = jnp.exp(case["logp"] - case["old"])
-  adv = case["adv"] if case.adv == "tok" else case["adv_seq"][:, None]
   tie = (r == jnp.float32(1 - eps)) | (r == jnp.float32(1 + eps))
-  return bool((tie & (adv != 0)).any())
+  return bool((tie & (case.token_adv != 0)).any())
 
 
 def _calls(name: str):

@@ -1,7 +1,7 @@
 """ROLL: its reductions and KL alone; what is reduced is the harness's."""
 
-from parity.cases import Case, Helper, Peer, Rule, ignored, summed
-from rl_is.ops import regularizers
+from parity import cases
+from parity.cases import Case, Helper, Peer, Rule, ignored
 
 KL = {"kl": "k1", "abs": "abs_kl", "mse": "k2", "k3": "k3", "low_var_kl": "k3"}
 
@@ -28,18 +28,15 @@ def _reduction(case: Case) -> None:
 
 
 def _sums_what_is_masked(case: Case) -> bool:
-  adv = case.x["adv"] if case.adv == "tok" else case.x["adv_seq"][:, None]
   return (case.config.get("mode") == "token-mean"
           and not case.config.get("premasked", True)
-          and bool(((adv != 0) & ~case.mask).any()))
+          and bool(((case.token_adv != 0) & ~case.mask).any()))
 
 
 def _kl(case: Case):
   name = KL[case.config["kl"]]
   limits = dict(max_log_ratio=float("inf"), max_kl=10.0) if name == "k3" else {}
-  fn = getattr(regularizers, name)
-  return summed(case, lambda logp: fn(
-      logp, case["ref"], case["mask"] != 0, **limits))
+  return cases.kl(case, name, **limits)
 
 
 PEER = Peer(

@@ -1,13 +1,9 @@
 """SkyRL."""
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from parity import cases
 from parity.cases import Case, Helper, Peer, Rule
 from rl_is.objective import dialects
-from rl_is.ops import aggregate, regularizers, values
+from rl_is.ops import aggregate, values
 
 LOSSES = {"ppo_policy_loss": None, "gspo_policy_loss": "gspo",
           "sapo_policy_loss": "sapo", "compute_policy_loss_cispo": "cispo",
@@ -65,27 +61,19 @@ def _advantages(case: Case):
 
 
 def _kl(case: Case):
-  constants = dialects.translate("skyrl", dict(
+  dialect = dialects.translate("skyrl", dict(
       use_kl_loss=True, kl_estimator_type=case.config["kl"]))
-  fn = getattr(regularizers, constants.spec.regularizer)
-  limits = dict(max_log_ratio=constants.constants["kl_clamp"],
-                max_kl=constants.constants["max_kl"])
-  return cases.summed(case, lambda logp: fn(
-      logp, case["ref"], case["mask"] != 0, **limits))
+  return cases.kl(case, dialect.spec.regularizer,
+                  max_log_ratio=dialect.constants["kl_clamp"],
+                  max_kl=dialect.constants["max_kl"])
 
 
 def _value_loss(case: Case):
   """By row, and rows without a token count."""
-  mask, clip = case["mask"] != 0, case.config["value_clip"]
-
-  def total(value):
-    token = values.value_loss(value, case["values"], case["returns"], mask,
-                              clip=np.inf if clip is None else clip).loss
-    mean = aggregate.sequence_mean_token_mean(token, mask, empty="count")
-    return mean.total / mean.count
-
-  loss, grad = jax.value_and_grad(total)(case["vpred"])
-  return {"loss": loss, "grad_vpred": grad, "grad": jnp.zeros_like(grad)}
+  return cases.value_loss(
+      case, case.config["value_clip"],
+      lambda token, mask: aggregate.sequence_mean_token_mean(
+          token, mask, empty="count").value())
 
 
 PEER = Peer(

@@ -5,7 +5,7 @@ import numpy as np
 
 from parity import cases
 from parity.cases import Case, Helper, Peer, Rule, ignored
-from rl_is.ops import regularizers, values
+from rl_is.ops import values
 
 KL = {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"}
 ESTIMATORS = {"compute_advantages": "grpo", "compute_rloo_advantages": "rloo",
@@ -36,11 +36,9 @@ def _algo(case: Case, name: str) -> None:
 
 
 def _kl(case: Case):
-  fn = getattr(regularizers, KL[case.config["method"]])
   limit = case.config.get("clamp_value")
-  return cases.summed(case, lambda logp: fn(
-      logp, case["ref"], case.mask, max_log_ratio=jnp.inf,
-      max_kl=jnp.inf if limit is None else limit))
+  return cases.kl(case, KL[case.config["method"]], max_log_ratio=jnp.inf,
+                  max_kl=jnp.inf if limit is None else limit)
 
 
 def _groups(case: Case):
@@ -66,11 +64,6 @@ def _log_ratio(case: Case):
   old = case.config.get("old", "old")
   return np.zeros_like(case.x["logp"]) if old is None else (
       case.x["logp"] - case.x[old])
-
-
-def _adv(case: Case):
-  return case.x["adv"] if case.adv == "tok" else np.broadcast_to(
-      case.x["adv_seq"][:, None], case.x["adv"].shape)
 
 
 def _bounds(case: Case):
@@ -103,7 +96,7 @@ def _at_a_bound(case: Case) -> bool:
   lr = jnp.asarray(_log_ratio(case))
   if _is_gspo(case):
     lr = jnp.broadcast_to(_row_means(case, jnp.clip(lr, -20, 20)), lr.shape)
-  r, adv = np.asarray(jnp.exp(lr)), _adv(case)
+  r, adv = np.asarray(jnp.exp(lr)), case.token_adv
   low, high, dual = _bounds(case)
   tie = (r == low) | ((r == high) & ((adv > 0) | (dual >= high)))
   tie |= (r == dual) & (adv < 0)
@@ -118,7 +111,7 @@ def _clamped_before_the_mean(case: Case) -> bool:
   s, t = (np.exp(np.minimum(_row_means(case, x)[:, 0], 10))
           for x in (lr, np.clip(lr, -20, 20)))
   low, high, dual = _bounds(case)
-  adv, differs = _adv(case), False
+  adv, differs = case.token_adv, False
   for i in np.flatnonzero(np.abs(s - t) > 1e-4 * np.abs(s)):
     seen = lambda r, a: np.maximum(
         np.minimum(r * a, np.clip(r, low, high) * a),

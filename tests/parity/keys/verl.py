@@ -1,14 +1,14 @@
 """verl."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from parity import cases
 from parity.cases import Case, Helper, Peer, Rule, ignored
-from rl_is.objective import constants as constants_lib, dialects
-from rl_is.objective.compose import Objective
-from rl_is.ops import aggregate, regularizers, token_advantages, values
+from rl_is.objective import dialects
+from rl_is.objective.dialects import base
+from rl_is.objective.dialects.verl import BLOCKS
+from rl_is.ops import aggregate, token_advantages, values
 
 ESTIMATORS = {f"compute_{name}_advantage{end}": key for name, end, key in (
     ("grpo_outcome", "", "grpo"),
@@ -25,10 +25,7 @@ ESTIMATORS = {f"compute_{name}_advantage{end}": key for name, end, key in (
 
 def _flat(config):
   """The blocks' keys beside the others."""
-  out = {key.rpartition(".")[2]: value for key, value in config.items()}
-  for block in ("policy_loss", "rollout_correction"):
-    out |= out.pop(block, None) or {}
-  return out
+  return base.flat(config, BLOCKS)
 
 
 def _mode(config) -> str:
@@ -85,10 +82,8 @@ def _rollout(case: Case, without=(), old="old"):
   """The batch after its rollout correction alone."""
   config = {key: value for key, value in _flat(case.config).items()
             if key.startswith("rollout_") and key not in without}
-  dialect = dialects.translate("verl", config)
-  constants = constants_lib.resolve(dialect.spec, dialect.constants, {})
-  return Objective(dialect.spec, full_diagnostics=False).prepare(
-      cases.batch_of(case).replace(logp_prox=case[old]), constants)
+  return cases.prepared("verl", config,
+                        cases.batch_of(case).replace(logp_prox=case[old]))
 
 
 def _weights(case: Case, prepared=None):
@@ -139,9 +134,7 @@ def _drawn_at_random(case: Case) -> bool:
   if not mask.any():
     return False
   low, high = (c.get(f"clip_ratio_{side}", 0.2) for side in ("low", "high"))
-  adv = x["adv"] if case.adv == "tok" else x["adv_seq"][:, None]
-  r, logp = np.exp(x["logp"] - x["old"]), x["logp"]
-  adv = np.broadcast_to(adv, r.shape)
+  r, logp, adv = np.exp(x["logp"] - x["old"]), x["logp"], case.token_adv
   clipped = -adv * np.clip(r, 1 - low, 1 + high) > -adv * r
   cov = (adv - adv[mask].mean()) * (logp - logp[mask].mean())
   candidates = (mask & ~clipped & (cov > c.get("clip_cov_lb", 1.0))
@@ -207,9 +200,7 @@ def _kl(case: Case):
   limits = {row: dialect.constants[name] for row, name in (
       ("max_log_ratio", "kl_clamp"), ("max_kl", "max_kl"))
             if name in dialect.constants}
-  fn = getattr(regularizers, dialect.spec.regularizer)
-  got = cases.summed(case, lambda logp: fn(
-      logp, case["ref"], case["mask"] != 0, **limits))
+  got = cases.kl(case, dialect.spec.regularizer, **limits)
   n = case.mask.sum()
   return dict(got, loss=got["loss"] / n, grad=got["grad"] / n)
 
@@ -217,20 +208,13 @@ def _kl(case: Case):
 def _value_loss(case: Case):
   config = dict(case.config)
   clip = config.pop("cliprange_value")
-  spec, constants = (lambda d: (d.spec, d.constants))(
-      dialects.translate("verl", config))
-  name = case.replace.get("aggregation", spec.aggregation)
-  more = {"length": constants["length"]} if name == "constant_length" else {}
-  more |= dict(case.replace.get("options", ()))
-
-  def total(value):
-    token = values.value_loss(value, case["values"], case["returns"],
-                              case["mask"] != 0, clip=clip).loss
-    mean = getattr(aggregate, name)(token, case["mask"] != 0, **more)
-    return case.scale * mean.total / mean.count
-
-  loss, grad = jax.value_and_grad(total)(case["vpred"])
-  return {"loss": loss, "grad_vpred": grad, "grad": jnp.zeros_like(grad)}
+  dialect = dialects.translate("verl", config)
+  name = case.replace.get("aggregation", dialect.spec.aggregation)
+  more = dict(case.replace.get("options", ()))
+  if name == "constant_length":
+    more["length"] = dialect.constants["length"]
+  return cases.value_loss(case, clip, lambda token, mask: case.scale * getattr(
+      aggregate, name)(token, mask, **more).value())
 
 
 PEER = Peer(
