@@ -6,6 +6,10 @@ function here selects with `where` *before* the arithmetic; that is enough for
 the gradient too, because the selected constant has none.
 """
 
+import functools
+from collections.abc import Callable
+
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -57,6 +61,33 @@ def clamp(x: Array, low=None, high=None) -> Array:
   if low is not None:
     x = jnp.where(x < low, low, x)
   return x
+
+
+def limited(fn: Callable[..., Array], low, high, *xs: Array
+            ) -> tuple[Array, Array, Array]:
+  """(fn(*xs) limited to [low, high], where low binds, where high binds).
+
+  `fn` is elementwise. At a bound its gradient passes whole. Beyond it the
+  gradient is 0 even where fn's own is inf: it is never multiplied by 0.
+  """
+  value = lax.stop_gradient(fn(*xs))
+  under, over = value < low, value > high
+  inside = _passing(fn, ~(under | over), *xs)
+  return jnp.where(over, high, jnp.where(under, low, inside)), under, over
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _passing(fn, passes, *xs):
+  """fn(*xs), whose gradient passes where `passes` is True."""
+  return fn(*xs)
+
+
+@_passing.defjvp
+def _passing_jvp(fn, primals, tangents):
+  (passes, *xs), (_, *d_xs) = primals, tangents
+  slope = lambda i: jax.jvp(
+      lambda x: fn(*xs[:i], x, *xs[i + 1:]), (xs[i],), (jnp.ones_like(xs[i]),))[1]
+  return fn(*xs), sum(fill(slope(i), passes) * d for i, d in enumerate(d_xs))
 
 
 def first_bad(mask: Array, *arrays: Array) -> Array:

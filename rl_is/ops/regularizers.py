@@ -27,15 +27,8 @@ def _difference(fn, logp, logp_ref, mask, max_log_ratio=jnp.inf):
 
 
 def _limited(kl, max_kl, *xs):
-  """kl(*xs) limited to +-max_kl.
-
-  Beyond it the differentiated `kl` is not given the token at all: its exp could
-  overflow, and 0 * inf in the gradient is NaN.
-  """
-  value = kl(*(lax.stop_gradient(x) for x in xs))
-  over, under = value > max_kl, value < -max_kl
-  inside = kl(*(masked.fill(x, ~(over | under)) for x in xs))
-  return jnp.where(over, max_kl, jnp.where(under, -max_kl, inside))
+  """kl(*xs) limited to +-max_kl."""
+  return masked.limited(kl, -max_kl, max_kl, *xs)[0]
 
 
 def _k3(d):
@@ -264,8 +257,8 @@ def k3_unbiased(logp: Array, logp_ref: Array, mask: Array, *,
   """
   d = _difference("k3_unbiased", logp, logp_ref, mask, max_log_ratio)
   l = _anchored("k3_unbiased", logp, logp_anchor, mask, level)
-  product = lambda d, l: ratios.ratio(l, max_log_ratio) * _k3(d)
-  return _limited(product, max_kl, d, l)
+  l = masked.clamp(l, -max_log_ratio, max_log_ratio)
+  return _limited(lambda d, l: jnp.exp(l) * _k3(d), max_kl, d, l)
 
 
 def _anchored(fn, logp, logp_anchor, mask, level):
@@ -305,8 +298,9 @@ def importance_weighted(kl: Array, logp: Array, logp_anchor: Array,
   checks.like("importance_weighted", dict(kl=kl), logp=logp)
   mask = checks.as_mask("importance_weighted", mask, jnp.shape(kl))
   l = _anchored("importance_weighted", logp, logp_anchor, mask, level)
-  product = lambda kl, l: ratios.ratio(l, max_log_ratio) * kl
-  return _limited(product, max_kl, masked.fill(masked.wide(kl), mask), l)
+  l = masked.clamp(l, -max_log_ratio, max_log_ratio)
+  kl = masked.fill(masked.wide(kl), mask)
+  return _limited(lambda kl, l: jnp.exp(l) * kl, max_kl, kl, l)
 
 
 @checks.ranged(max_kl=checks.POSITIVE)

@@ -35,15 +35,9 @@ def _inputs(fn, logp, logp_anchor, adv, mask, level):
 
 
 def _bounded(log_ratio, low, high, max_log_ratio):
-  """(r limited to [low, high], where low binds, where high binds).
-
-  At a bound the gradient passes whole. Beyond it the differentiated exp is not
-  given the token at all: it could overflow, and 0 * inf in the gradient is NaN.
-  """
-  r = ratios.ratio(lax.stop_gradient(log_ratio), max_log_ratio)
-  under, over = r < low, r > high
-  inside = ratios.ratio(masked.fill(log_ratio, ~(under | over)), max_log_ratio)
-  return jnp.where(over, high, jnp.where(under, low, inside)), under, over
+  """(r limited to [low, high], where low binds, where high binds)."""
+  l = masked.clamp(log_ratio, -max_log_ratio, max_log_ratio)
+  return masked.limited(jnp.exp, low, high, l)
 
 
 def _loss(loss, mask, log_ratio, **clips) -> TokenLoss:
