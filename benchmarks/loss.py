@@ -30,6 +30,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 20, "timed rounds, after a warm-up")
 
 SPEC = Spec("ppo_clip", "proximal", corrections=(Correction("tis"),),
             advantage="given", aggregation="token_mean", regularizer="k3")
+OURS = ("no_diagnostics", "some_diagnostics", "full_diagnostics")
 CONSTANTS = dict(eps_low=0.2, eps_high=0.28, kl_coef=0.05, cap=2.0)
 
 
@@ -45,12 +46,13 @@ def inputs(rows: int, length: int) -> dict[str, jax.Array]:
   return out | dict(mask=jnp.asarray(np.arange(length) < lengths[:, None]))
 
 
-def ours(full_diagnostics: bool, traces: list[str]):
+def ours(diagnostics: str, traces: list[str]):
   """f(x, constants) -> ((loss, metrics), gradient): weights, loss, backward.
 
+  With "no" diagnostics the metrics are not asked for, so jit leaves them out.
   Every program that jit makes of it adds a line to `traces`.
   """
-  objective = Objective(SPEC, full_diagnostics=full_diagnostics)
+  objective = Objective(SPEC, full_diagnostics=diagnostics == "full")
 
   def step(x, constants):
     traces.append(str(jax.tree.map(jnp.shape, x)))
@@ -61,8 +63,9 @@ def ours(full_diagnostics: bool, traces: list[str]):
         group=jnp.zeros(mask.shape[0], jnp.int32), adv=x["adv"],
         logp_behaviour=x["behaviour"], logp_prox=x["old"], logp_ref=x["ref"]),
                               constants)
-    return jax.value_and_grad(lambda logp: objective.loss(
+    (loss, metrics), grad = jax.value_and_grad(lambda logp: objective.loss(
         PolicyOutputs(logp), batch, constants), has_aux=True)(x["logp"])
+    return (loss, {} if diagnostics == "no" else metrics), grad
 
   return jax.jit(step)
 
@@ -104,9 +107,9 @@ def measure(rows: int, length: int, repeats: int) -> dict:
   x = inputs(rows, length)
   constants = {k: jnp.float32(v) for k, v in constants_lib.resolve(
       SPEC, {}, CONSTANTS).items()}
-  traces, others = [], []
-  sides = dict(without_diagnostics=ours(False, traces),
-               full_diagnostics=ours(True, others), tunix=tunix())
+  traces = {side: [] for side in OURS}
+  sides = {side: ours(side.partition("_")[0], traces[side]) for side in OURS}
+  sides["tunix"] = tunix()
   sides = {name: fn for name, fn in sides.items() if fn is not None}
   results = {name: fn(x, constants) for name, fn in sides.items()}  # compiles
   seconds = {name: [] for name in sides}
@@ -123,12 +126,12 @@ def measure(rows: int, length: int, repeats: int) -> dict:
   out |= {f"{name}_s": statistics.median(s) for name, s in seconds.items()}
   if "tunix" in sides:
     want = results["tunix"][1]
-    for name in ("without_diagnostics", "full_diagnostics"):
+    for name in OURS:
       out[f"{name}_over_tunix"] = statistics.median(
           a / b for a, b in zip(seconds[name], seconds["tunix"]))
       difference = jnp.abs(results[name][1] - want).max() / jnp.abs(want).max()
       out[f"{name}_gradient_difference"] = float(difference)
-  out["compilations"] = max(len(traces), len(others))
+  out["compilations"] = max(map(len, traces.values()))
   return out
 
 

@@ -45,7 +45,8 @@ def as_mask(fn: str, mask: Array, shape: tuple[int, ...]) -> Array:
   if jnp.shape(mask) != shape:
     raise ValueError(
         f"{fn}: mask: expected shape {shape}, got {jnp.shape(mask)}")
-  return jnp.asarray(mask) != 0
+  mask = jnp.asarray(mask)
+  return mask if mask.dtype == bool else mask != 0  # a != would be one more pass
 
 
 def vector(fn: str, **arrays: Array) -> None:

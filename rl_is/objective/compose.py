@@ -130,7 +130,7 @@ class Objective:
     if any(spec_lib.reads_logp(self.spec, c) for c in self.spec.corrections):
       weight, keep = seen_weight, seen_keep
     policy = masked.fill(lax.stop_gradient(weight) * token.loss, keep)
-    total = jnp.sum(batch.token_weight["policy"] * policy)
+    total = masked.total(batch.token_weight["policy"] * policy, keep)
     regularizer, more = self._regularizer(outputs, seen, constants)
     if batch.logp_behaviour is not None:
       metrics |= diagnostics.mismatch(logp, batch.logp_behaviour, mask)
@@ -263,7 +263,7 @@ class Objective:
       metrics[f"kl_{self.spec.kl_to}/{name}"] = masked.mean(
           lax.stop_gradient(kl), mask)
       kl = self._weigh_kl(kl, outputs.logp, batch, constants, limit)
-      total += coef * jnp.sum(weight * kl)
+      total += coef * masked.total(weight * kl, mask)
     if outputs.entropy is not None:
       entropy = masked.fill(outputs.entropy, mask)
       total -= constants["entropy_coef"] * jnp.sum(weight * entropy)

@@ -3,8 +3,8 @@
 Inside jit everything is a `Mean` (totals and counts, possibly vectors) or a
 `Max`, so that microbatches, devices and hosts only add. `finish` turns the sums
 into numbers on the host: a name that ends in `moments` becomes a mean and an
-ESS, in `_hist` quantiles, in `_band` the ends of a confidence band, in
-`_pearson` a correlation.
+ESS, in `excess` chi2 and the ends of a confidence band, in `_hist` quantiles,
+in `_pearson` a correlation.
 
 Raw and effective weights are kept apart: statistics of a truncated weight hide
 the tail that one wants to see.
@@ -66,9 +66,12 @@ def _pair(fn, logp, logp_behaviour, mask):
             for x in (logp, logp_behaviour)), mask)
 
 
-def _prob(logp: Array) -> Array:
-  """e^logp; one above 0 is rounding, or no log-prob: it may not overflow."""
-  return jnp.exp(jnp.minimum(logp, 0))
+def _miss(logp: Array) -> Array:
+  """1 - e^logp, exact where tokens are likely, as most are.
+
+  A log-prob above 0 is rounding, or no log-prob: it may not overflow.
+  """
+  return -jnp.expm1(jnp.minimum(logp, 0))
 
 
 def ess(moments_: Mean) -> Array:
@@ -107,7 +110,7 @@ def mismatch(logp: Array, logp_behaviour: Array, mask: Array
   logp, behaviour, mask = _pair("mismatch", logp, logp_behaviour, mask)
   l = logp - behaviour
   clamped = masked.clamp(l, -_CLAMP, _CLAMP)
-  prob_diff = jnp.abs(_prob(logp) - _prob(behaviour))
+  prob_diff = jnp.abs(_miss(behaviour) - _miss(logp))
   return {
       "is/kl_k1": masked.mean(-l, mask),
       "is/kl_k3": masked.mean(jnp.expm1(clamped) - clamped, mask),
@@ -150,8 +153,8 @@ def divergence(logp: Array, logp_behaviour: Array, mask: Array
                ) -> dict[str, Mean | Max]:
   """More distances between the policy and the one that sampled.
 
-    js = (k3(logp - m) + k3(behaviour - m)) / 2,  k3(d) = e^d - 1 - d,
-      e^m = (e^logp + e^behaviour) / 2
+    js = (k3(logp - m) + k3(behaviour - m)) / 2 = log cosh(l / 2),
+      k3(d) = e^d - 1 - d,  e^m = (e^logp + e^behaviour) / 2
     chi2 = E[w^2] - 1;  ppl of a row = e^(-mean_t logp)
 
   **Source**: js: NeMo-RL's `js_divergence_error`; the rest: verl's
@@ -164,9 +167,8 @@ def divergence(logp: Array, logp_behaviour: Array, mask: Array
     mask: [B, T] bool or 0/1.
 
   Returns:
-    `is/js`, `is/chi2`, `is/sequence_chi2`, `is/prob_pearson`,
-    `is/weight_mean_band`, `is/sequence_weight_mean_band` (of products over a
-    row), `is/ppl`, `is/ppl_behaviour`, `is/ppl_ratio` (policy / behaviour),
+    `is/js`, `is/prob_pearson`, `is/excess`, `is/sequence_excess` (of products
+    over a row: chi2 and bands after `finish`), `is/ppl`, `is/ppl_behaviour`, `is/ppl_ratio` (policy / behaviour),
     `is/log_ppl_diff`, `is/log_ppl_diff_abs`, `is/log_ppl_diff_max`,
     `is/log_ratio_hist`. Detached.
 
@@ -179,29 +181,25 @@ def divergence(logp: Array, logp_behaviour: Array, mask: Array
   logp, behaviour, mask = _pair("divergence", logp, logp_behaviour, mask)
   rows = mask.any(axis=1)
   l, l_row = logp - behaviour, jnp.sum(logp - behaviour, axis=1)
-  middle = jnp.logaddexp(logp, behaviour) - jnp.log(2.0)
-  k3 = lambda d: jnp.expm1(d) - d
-  chi2 = lambda x, m: masked.mean(
-      jnp.expm1(2 * masked.clamp(x, -_CLAMP, _CLAMP)), m)
+  size = jnp.abs(l)
+  small = jnp.minimum(size, _CLAMP)
+  grown = jnp.expm1(small)  # sinh(l / 2)^2 = (e^|l| - 1)^2 / (4 e^|l|)
+  js = 0.5 * (jnp.log1p(jnp.square(grown) / (4 * (1 + grown))) + (size - small))
   # Of w - 1, not w: near 1 their squares leave nothing for float32 to lose.
-  band = lambda x, m: _powers(
+  excess = lambda x, m: _powers(
       jnp.expm1(masked.clamp(masked.fill(x, m), -_CLAMP, _CLAMP)), m)
-  # 1 - p: the correlation is the same, and small where most tokens are.
-  x, y = (-jnp.expm1(jnp.minimum(p, 0)) for p in (logp, behaviour))
+  x, y = _miss(logp), _miss(behaviour)  # their correlation is the same
   mean, mean_b = (masked.row_mean(p, mask)[:, 0] for p in (logp, behaviour))
   ppl = lambda m: masked.mean(
       jnp.exp(masked.clamp(-m, -2 * _CLAMP, 2 * _CLAMP)), rows)
   gap = mean_b - mean
   return {
-      "is/js": masked.mean(
-          0.5 * (k3(logp - middle) + k3(behaviour - middle)), mask),
-      "is/chi2": chi2(l, mask), "is/sequence_chi2": chi2(l_row, rows),
+      "is/js": masked.mean(js, mask),
       "is/prob_pearson": Mean(
           jnp.stack([masked.total(v, mask)
                      for v in (x, y, x * x, y * y, x * y)]),
           jnp.sum(mask, dtype=x.dtype)),
-      "is/weight_mean_band": band(l, mask),
-      "is/sequence_weight_mean_band": band(l_row, rows),
+      "is/excess": excess(l, mask), "is/sequence_excess": excess(l_row, rows),
       "is/ppl": ppl(mean), "is/ppl_behaviour": ppl(mean_b),
       "is/ppl_ratio": masked.mean(_weight(gap, rows), rows),
       "is/log_ppl_diff": masked.mean(gap, rows),
@@ -248,7 +246,7 @@ def clipped(logp: Array, hit: Array, mask: Array) -> dict[str, Mean]:
   mask &= checks.as_mask("clipped", hit, jnp.shape(logp))
   logp = lax.stop_gradient(masked.fill(masked.wide(logp), mask))
   return {"clip/logp_mean": masked.mean(logp, mask),
-          "clip/prob_mean": masked.mean(_prob(logp), mask)}
+          "clip/prob_mean": masked.mean(1 - _miss(logp), mask)}
 
 
 def by_sign(adv: Array) -> dict[str, Array]:
@@ -353,9 +351,11 @@ def finish(metrics: dict[str, Mean | Max | Each]) -> dict[str, float]:
     elif name.endswith("_hist"):
       stem = name.removesuffix("_hist")
       out.update({f"{stem}_{q}": v for q, v in quantiles(metric).items()})
-    elif name.endswith("_band"):  # is/weight_mean_band -> ..._low, ..._high
-      stem = name.removesuffix("_band")
-      out[f"{stem}_low"], out[f"{stem}_high"] = band(metric)
+    elif name.endswith("excess"):  # is/excess -> is/chi2, is/weight_mean_low
+      stem = name.removesuffix("excess")
+      first, second = np.asarray(metric.value(), np.float64)
+      out[f"{stem}chi2"] = float(second + 2 * first)  # E[w^2] - 1
+      out[f"{stem}weight_mean_low"], out[f"{stem}weight_mean_high"] = band(metric)
     elif name.endswith("_pearson"):
       out[name] = pearson(metric)
     else:
