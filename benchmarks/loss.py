@@ -1,24 +1,24 @@
-"""Forward and backward of PPO + TIS + k3 on [B, T], beside Tunix's own.
+"""Forward and backward of PPO + TIS + k3 on [B, T], beside the peers' own.
 
   python -m benchmarks.loss            # one JSON object on standard output
 
-Tunix is timed where google-tunix is installed (`pip install google-tunix`); its
-loss function is called as it is, with a stand-in for the model: log-probs are
-the input on both sides, and its entropy is of a vocabulary of one.
+Tunix, TRL and verl are timed where they are installed (`pip install
+google-tunix`, `trl`, `verl`): see `loss_peers`. Log-probs are the input on every
+side. TRL and verl run as they do in their trainers: PyTorch, eager, with their
+metrics.
 """
 
 import json
 import statistics
 import sys
 import time
-import types
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
+from benchmarks import loss_peers
 from rl_is.core.types import Batch, PolicyOutputs
 from rl_is.objective import constants as constants_lib
 from rl_is.objective.compose import Objective
@@ -31,6 +31,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 20, "timed rounds, after a warm-up")
 SPEC = Spec("ppo_clip", "proximal", corrections=(Correction("tis"),),
             advantage="given", aggregation="token_mean", regularizer="k3")
 OURS = ("no_diagnostics", "some_diagnostics", "full_diagnostics")
+PEERS = ("tunix", "trl", "verl")
 CONSTANTS = dict(eps_low=0.2, eps_high=0.28, kl_coef=0.05, cap=2.0)
 
 
@@ -70,38 +71,6 @@ def ours(diagnostics: str, traces: list[str]):
   return jax.jit(step)
 
 
-def tunix():
-  """The same of google-tunix: its GRPO loss, token mean; None: not installed."""
-  try:
-    from flax import nnx
-    from tunix.rl import algo_core, common
-  except ImportError:
-    return None
-  config = types.SimpleNamespace(
-      beta=CONSTANTS["kl_coef"], epsilon=CONSTANTS["eps_low"],
-      epsilon_high=CONSTANTS["eps_high"], loss_algo="grpo",
-      loss_agg_mode="token-mean", temperature=1.0, kl_loss_mode="low_var_kl",
-      kl_clamp_value=None)
-
-  def step(x, constants):
-    del constants  # its constants are part of the program
-    lr = jnp.clip(x["old"] - x["behaviour"], -20.0, 20.0)
-    example = types.SimpleNamespace(
-        prompt_ids=None, completion_ids=None, completion_mask=x["mask"],
-        advantages=x["adv"], ref_per_token_logps=x["ref"],
-        old_per_token_logps=x["old"],
-        sampler_is_weights=jnp.minimum(jnp.exp(lr), CONSTANTS["cap"]))
-
-    def loss(logp):
-      scored = lambda *args, **kwargs: (logp, jnp.zeros(logp.shape + (1,)))
-      with mock.patch.object(common, "compute_per_token_logps", scored):
-        return algo_core.grpo_loss_fn(nnx.Module(), example, config, 0, 1)
-
-    return jax.value_and_grad(loss, has_aux=True)(x["logp"])
-
-  return jax.jit(step)
-
-
 def measure(rows: int, length: int, repeats: int) -> dict:
   """Seconds, each a median over rounds that time every side in turn."""
   x = inputs(rows, length)
@@ -109,8 +78,8 @@ def measure(rows: int, length: int, repeats: int) -> dict:
       SPEC, {}, CONSTANTS).items()}
   traces = {side: [] for side in OURS}
   sides = {side: ours(side.partition("_")[0], traces[side]) for side in OURS}
-  sides["tunix"] = tunix()
-  sides = {name: fn for name, fn in sides.items() if fn is not None}
+  peers = {name: getattr(loss_peers, name)(x, CONSTANTS) for name in PEERS}
+  sides |= {name: fn for name, fn in peers.items() if fn is not None}
   results = {name: fn(x, constants) for name, fn in sides.items()}  # compiles
   seconds = {name: [] for name in sides}
   for i in range(repeats):
@@ -124,13 +93,13 @@ def measure(rows: int, length: int, repeats: int) -> dict:
              device=jax.devices()[0].device_kind,
              loss={name: float(r[0][0]) for name, r in results.items()})
   out |= {f"{name}_s": statistics.median(s) for name, s in seconds.items()}
-  if "tunix" in sides:
-    want = results["tunix"][1]
+  for peer in (p for p in PEERS if p in sides):
+    want = np.asarray(results[peer][1])
     for name in OURS:
-      out[f"{name}_over_tunix"] = statistics.median(
-          a / b for a, b in zip(seconds[name], seconds["tunix"]))
-      difference = jnp.abs(results[name][1] - want).max() / jnp.abs(want).max()
-      out[f"{name}_gradient_difference"] = float(difference)
+      out[f"{name}_over_{peer}"] = statistics.median(
+          a / b for a, b in zip(seconds[name], seconds[peer]))
+    gap = np.abs(np.asarray(results[OURS[0]][1]) - want).max()
+    out[f"gradient_difference_{peer}"] = float(gap / np.abs(want).max())
   out["compilations"] = max(map(len, traces.values()))
   return out
 
