@@ -28,7 +28,7 @@ CONSTANTS = (
 # What an objective is made of; unset means the preset's.
 CHOICES = ("surrogate", "anchor", "level", "proximal", "corrections",
            "advantage", "advantage_norm", "aggregation", "denominator", "regularizer", "kl_to",
-           "kl_weight", "options")
+           "kl_weight", "centering", "options")
 
 
 def base() -> ConfigDict:
@@ -43,11 +43,23 @@ def base() -> ConfigDict:
           head_precision="highest"),
       mesh=dict(data=-1, fsdp=1, tensor=1),  # -1: all devices that are left
       rollout=dict(
-          mode="lag",  # batches exactly `lag` optimizer updates old
+          # "lag": batches exactly `lag` optimizer updates old, taking turns.
+          # "async": a generator beside the learner, at most `max_lag` old.
+          mode="lag",
           lag=0,
+          max_lag=0,
+          order="oldest",  # async: which groups are trained on first; "freshest"
+          # async: devices for the sampler alone; unset: half, one is shared.
+          sampler_devices=placeholder(int),
+          rows_per_call=placeholder(int),  # async: unset: a whole batch
+          # async: tokens between two looks for newer weights, in the middle of
+          # an answer; 0: never. Its cache: "keep" or "read_again".
+          swap_tokens=0,
+          swap_cache="keep",
           batch_size=256,  # sequences: prompts x group_size
           group_size=8,  # samples a prompt
           record_logp=True,  # False: no sampler log-probs, so no correction
+          record_top_k=0,  # most likely tokens written down at each: centering
           temperature=1.0,
           top_k=0,  # 0: the whole vocabulary
           top_p=1.0,  # below 1 needs top_k > 0

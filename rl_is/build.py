@@ -34,6 +34,7 @@ from rl_is.objective import constants as constants_lib
 from rl_is.objective import presets
 from rl_is.objective import spec as spec_lib
 from rl_is.objective.compose import Objective
+from rl_is.rollout import asynchronous, generator
 from rl_is.rollout.buffer import LagQueue
 from rl_is.tasks import Task, make_task
 
@@ -49,6 +50,7 @@ class Parts:
   constants: dict[str, float]  # data: traced, never compiled in
   tx: optax.GradientTransformation
   mesh: Mesh
+  sampler_mesh: Mesh  # the learner's own, unless the sampler works beside it
 
 
 # Field -> (low, high, is low allowed). int or float follows the config's type.
@@ -60,9 +62,14 @@ _RANGES = {
     "model.rope_theta": (0, math.inf, False),
     **{f"mesh.{axis}": (-1, math.inf, True) for axis in mesh_lib.AXES},
     "rollout.lag": (0, math.inf, True),
+    "rollout.max_lag": (0, math.inf, True),
+    "rollout.sampler_devices": (1, math.inf, True),
+    "rollout.rows_per_call": (1, math.inf, True),
+    "rollout.swap_tokens": (0, math.inf, True),
     "rollout.batch_size": (1, math.inf, True),
     "rollout.group_size": (1, math.inf, True),
     "rollout.top_k": (0, math.inf, True),
+    "rollout.record_top_k": (0, math.inf, True),
     "rollout.top_p": (0, 1, False),
     "rollout.temperature": (-math.inf, math.inf, False),  # sampler.check
     "rollout.max_new_tokens": (1, math.inf, True),
@@ -89,7 +96,7 @@ _RANGES = {
 # The other fields; what hangs on a prefix is checked by who reads it.
 _OTHERS = {
     "task.name", "model.qk_norm", "model.tie_embeddings", "model.dtype",
-    "model.param_dtype", "model.head_precision", "rollout.mode",
+    "model.param_dtype", "model.head_precision", "rollout.mode", "rollout.order", "rollout.swap_cache",
     "rollout.record_logp", "optimizer.name", "train.full_diagnostics",
     "train.psis", "warm_start.path", "track.tensorboard"}
 _PREFIXES = ("objective.", "task.kwargs")
@@ -112,14 +119,15 @@ def build(config: ConfigDict, *, corrections: Mapping[str, ops.Row | Callable]
       vocab_size=task.tokenizer.vocab_size, **config.model.to_dict()))
   sampling = make_sampling(config, task)
   objective, constants = make_objective(config, sampling, corrections)
-  mesh = mesh_lib.make(config.mesh.to_dict(), devices)
+  mesh, sampler_mesh = make_meshes(config, devices)
   _check_rollout(config, objective, mesh)
+  _check_mode(config, sampler_mesh)
   o = config.optimizer
   constants |= dict(
       learning_rate=o.learning_rate, weight_decay=o.weight_decay,
       grad_clip=o.grad_clip, temperature=config.rollout.temperature)
   return Parts(task, model, sampling, objective, constants,
-               optimizer.make(o.name, o.b1, o.b2, o.eps), mesh)
+               optimizer.make(o.name, o.b1, o.b2, o.eps), mesh, sampler_mesh)
 
 
 def check_numbers(config: ConfigDict) -> None:
@@ -144,6 +152,7 @@ def make_sampling(config: ConfigDict, task: Task) -> Sampling:
   r = config.rollout
   sampling = Sampling(
       temperature=r.temperature, top_p=r.top_p, top_k=r.top_k,
+      record_top_k=r.record_top_k,
       max_new_tokens=(task.max_answer_tokens if r.max_new_tokens is None
                       else r.max_new_tokens),
       eos_ids=task.tokenizer.eos_ids, pad_id=task.tokenizer.pad_id)
@@ -248,9 +257,6 @@ def _try_out(name: str, row: ops.Row) -> None:
 def _check_rollout(config: ConfigDict, objective: Objective, mesh: Mesh) -> None:
   """Groups, minibatches and mesh divide; the objective gets what it needs."""
   r, U = config.rollout, config.train.updates_per_batch
-  if r.mode != "lag":
-    raise ValueError(f"config.rollout.mode: expected 'lag', got {r.mode!r} (an "
-                     "asynchronous mode does not exist yet)")
   checks.divisible("config.rollout.batch_size", r.batch_size,
                    "config.rollout.group_size", r.group_size)
   if objective.is_grouped and r.group_size < 2:
@@ -263,10 +269,6 @@ def _check_rollout(config: ConfigDict, objective: Objective, mesh: Mesh) -> None
   mesh_lib.check_rows(mesh, "config.rollout.batch_size / updates_per_batch",
                       r.batch_size // U)
   mesh_lib.check_rows(mesh, "config.warm_start.batch", config.warm_start.batch)
-  if r.lag > U * config.train.steps:
-    logging.warning("config.rollout.lag = %d is longer than the run of %d steps: "
-                    "every batch comes from version 0", r.lag, config.train.steps)
-  LagQueue(r.lag, U)  # refuses a lag that U does not divide
   missing = objective.inputs_needed & {"baseline", "value"}
   if missing:
     raise ValueError(f"config.objective: {objective.spec.advantage!r} needs "
@@ -280,6 +282,68 @@ def _check_rollout(config: ConfigDict, objective: Objective, mesh: Mesh) -> None
         f"{objective.spec.anchor!r} with corrections "
         f"{[str(c) for c in objective.spec.corrections]} needs the sampler's "
         "log-probs; set config.rollout.record_logp=true")
+  if r.record_top_k and not r.record_logp:
+    raise ValueError(f"config.rollout.record_top_k = {r.record_top_k}: records "
+                     "log-probs; set config.rollout.record_logp=true")
+  if objective.needs_head and not r.record_top_k:
+    raise ValueError(
+        f"config.objective.centering: {objective.spec.centering!r} needs the "
+        "sampler's most likely tokens; set config.rollout.record_top_k, for "
+        "example to 128")
+
+
+def make_meshes(config: ConfigDict, devices=None) -> tuple[Mesh, Mesh]:
+  """(learner's, sampler's): one and the same, or disjoint.
+
+  Beside each other on shared devices two programs with collectives may wait for
+  each other for ever; only a single device, which has none, is shared.
+  """
+  devices = list(jax.devices() if devices is None else devices)
+  count = config.rollout.sampler_devices
+  sizes = config.mesh.to_dict()
+  if config.rollout.mode != "async" or (len(devices) == 1 and count is None):
+    mesh = mesh_lib.make(sizes, devices)
+    return mesh, mesh
+  count = len(devices) // 2 if count is None else count
+  if count >= len(devices):
+    raise ValueError(f"config.rollout.sampler_devices: expected less than the "
+                     f"{len(devices)} devices, got {count}")
+  rows_only = dict(sizes, data=-1, fsdp=1, tensor=1)
+  return (mesh_lib.make(sizes, devices[:-count]),
+          mesh_lib.make(rows_only, devices[-count:]))
+
+
+def rows_per_call(config: ConfigDict) -> int:
+  """Sequences that the asynchronous generator samples at once."""
+  r = config.rollout
+  return r.batch_size if r.rows_per_call is None else r.rows_per_call
+
+
+def _check_mode(config: ConfigDict, sampler_mesh: Mesh) -> None:
+  """Each mode has its own fields; one that would not act is refused."""
+  r, U = config.rollout, config.train.updates_per_batch
+  checks.choice("config.rollout.mode", r.mode, ("lag", "async"))
+  checks.choice("config.rollout.order", r.order, asynchronous.ORDERS)
+  checks.choice("config.rollout.swap_cache", r.swap_cache, generator.CACHES)
+  idle = (["lag"] if r.mode == "async" else
+          ["max_lag", "sampler_devices", "rows_per_call", "swap_tokens"])
+  for name in idle:
+    if r[name]:
+      raise ValueError(f"config.rollout.{name} = {r[name]}: not read in mode "
+                       f"{r.mode!r}")
+  if r.mode == "lag":
+    LagQueue(r.lag, U)  # refuses a lag that U does not divide
+    if r.lag > U * config.train.steps:
+      logging.warning("config.rollout.lag = %d is longer than the run of %d "
+                      "steps: every batch comes from version 0", r.lag,
+                      config.train.steps)
+    return
+  rows = rows_per_call(config)
+  checks.divisible("config.rollout.batch_size", r.batch_size,
+                   "config.rollout.rows_per_call", rows)
+  checks.divisible("config.rollout.rows_per_call", rows,
+                   "config.rollout.group_size", r.group_size)
+  mesh_lib.check_rows(sampler_mesh, "config.rollout.rows_per_call", rows)
 
 
 def abstract_state(config: ConfigDict, parts: Parts) -> dict[str, Any]:

@@ -19,7 +19,8 @@ _MAY_BE_UNSET = tuple(f"objective.{name}" for name in (
         "rollout.max_new_tokens",)
 # There "none" is a choice of its own: no corrections, no regularizer.
 _NONE_IS_A_VALUE = ("objective.corrections", "objective.regularizer",
-                    "objective.kl_weight", "objective.advantage_norm")
+                    "objective.kl_weight", "objective.advantage_norm",
+                    "objective.centering")
 
 
 def apply(config: ConfigDict, path: str, value: Any) -> None:

@@ -38,8 +38,9 @@ from rl_is.learner.state import State
 from rl_is.objective import constants as constants_lib
 from rl_is.ops import diagnostics
 from rl_is.rollout import batching
-from rl_is.rollout.buffer import LagQueue
-from rl_is.rollout.generator import Generator
+from rl_is.rollout.asynchronous import Asynchronous
+from rl_is.rollout.generator import Generator, Swaps
+from rl_is.rollout.lagged import Lagged
 from rl_is.rollout.publisher import Publisher
 
 
@@ -80,11 +81,11 @@ def run(config: ConfigDict, workdir: str, *,
       _header(config, parts, workdir, start)
     if saved:
       state, ref = saved.state["learner"], saved.state.get("ref")
-      waiting = saved.queue
+      waiting, begun = saved.queue, saved.begun
       _check_position(saved.position, config, start)
     else:
       state, ref = _begin(config, parts, workdir)
-      waiting = []
+      waiting, begun = [], {}
     writer = stack.enter_context(contextlib.closing(metrics_lib.MetricsWriter(
         workdir, after_step=start, tensorboard=config.track.tensorboard)))
     if start >= steps:
@@ -94,39 +95,29 @@ def run(config: ConfigDict, workdir: str, *,
     if start:
       print(f"{label}: resuming after step {start}", file=sys.stderr)
 
-    # ---- Generator: publisher -> sampler -> queue of exactly `lag`. ---------
-    publisher = Publisher()
-    generator = Generator(
-        parts.task, publisher, key=rng.key(config.seed, "sample"),
-        seed=config.seed, batch_size=config.rollout.batch_size,
-        group_size=config.rollout.group_size, model=parts.model,
-        sampling=parts.sampling, mesh=parts.mesh,
-        record_logp=config.rollout.record_logp)
-    queue = LagQueue(config.rollout.lag, U, waiting, first=start)
+    # ---- Generator: taking turns with the learner, or beside it. ------------
+    source = stack.enter_context(contextlib.closing(
+        _source(config, parts, waiting, begun, start)))
     bar = stack.enter_context(progress.Steps(label, steps, done=start))
 
     # ---- The loop. ----------------------------------------------------------
     row, reward_average, idle = {}, math.nan, _Idle(config, parts)
     for n in range(start, steps):
+      source.publish(n * U, state.params)
+      batch = source.batch(n)
       began = time.perf_counter()
-      publisher.publish(n * U, state.params)
-      for m in queue.due(n, steps):
-        queue.push(m, generator.batch(m))
-      batch = queue.pop(n)
-      sampled = time.perf_counter()
 
       state, learned = _learn(state, ref, batch, parts, config, n)
 
-      row = {**batching.describe(batch, n * U), **learned,
-             "time/generator_s": sampled - began,
-             "time/learner_s": time.perf_counter() - sampled}
+      row = {**batching.describe(batch, n * U), **learned, **source.metrics(),
+             "time/learner_s": time.perf_counter() - began}
       if _is_due(n + 1, config.evaluate.every, steps) and config.evaluate.prompts:
         row |= evaluate_lib.evaluate(state.params, config, parts)
       writer.write(n + 1, row)
       # A checkpoint comes after the row of its step: a resumed run drops the
       # rows behind the checkpoint, and none is missing before it.
       if _is_due(n + 1, config.checkpoint.every, steps):
-        checkpoints.save(n + 1, _saved(state, ref, queue, config, n + 1))
+        checkpoints.save(n + 1, _saved(state, ref, source, config, n + 1))
       idle.see(row)
       reward_average = _average(reward_average, row["reward/mean"])
       bar.update(n + 1, f"reward {reward_average:.3f}")
@@ -211,22 +202,40 @@ def _begin(config: ConfigDict, parts: Parts, workdir: str
       parts.objective.needs_ref) else None
 
 
-def _saved(state: State, ref: Params | None, queue: LagQueue,
+def _source(config: ConfigDict, parts: Parts, waiting: list[Batch],
+            begun: dict[str, list[int]], start: int) -> Lagged | Asynchronous:
+  """What gives batch n of the run, going on from a checkpoint's `snapshot`."""
+  r = config.rollout
+  generator = Generator(
+      parts.task, key=rng.key(config.seed, "sample"), seed=config.seed,
+      group_size=r.group_size, model=parts.model, sampling=parts.sampling,
+      mesh=parts.sampler_mesh, record_logp=r.record_logp,
+      swaps=Swaps(r.swap_tokens, r.swap_cache) if r.swap_tokens else None)
+  publisher = Publisher(mesh_lib.replicated(parts.sampler_mesh))
+  common = dict(updates_per_batch=config.train.updates_per_batch,
+                batches=config.train.steps, first=start, waiting=waiting)
+  if r.mode == "lag":
+    return Lagged(generator, publisher, lag=r.lag,
+                  prompts_per_batch=r.batch_size // r.group_size, **common)
+  return Asynchronous(
+      generator, publisher, max_lag=r.max_lag, order=r.order,
+      batch_size=r.batch_size, group_size=r.group_size,
+      groups_per_call=build_lib.rows_per_call(config) // r.group_size,
+      **common, **begun)
+
+
+def _saved(state: State, ref: Params | None, source: Lagged | Asynchronous,
            config: ConfigDict, step: int) -> Saved:
   tree = dict(learner=state)
   if ref is not None:
     tree["ref"] = ref
-  prompts = config.rollout.batch_size // config.rollout.group_size
-  waiting = queue.waiting()
+  waiting, begun = source.snapshot()
   return Saved(tree, waiting, dict(
-      step=step, seed=config.seed, metrics_rows=step,
-      cursor=(step + len(waiting)) * prompts))
+      step=step, seed=config.seed, metrics_rows=step), begun)
 
 
 def _check_position(position: dict, config: ConfigDict, step: int) -> None:
-  prompts = config.rollout.batch_size // config.rollout.group_size
-  expected = dict(step=step, seed=config.seed,
-                  cursor=(step + position["queued"]) * prompts)
+  expected = dict(step=step, seed=config.seed)
   found = {k: position[k] for k in expected}
   if found != expected:
     raise RuntimeError(f"checkpoint {step}: expected position {expected}, got "

@@ -111,6 +111,16 @@ def test_no_corrections_is_a_choice(one_device):
   assert spec.corrections == ()
 
 
+def test_no_centering_is_a_choice(one_device):
+  config = addition.get_config()
+  config.objective.preset = "tis_score_centering"
+  config.rollout.record_top_k = 4
+  parts = build.build(config, devices=one_device)
+  assert parts.objective.needs_head and parts.sampling.record_top_k == 4
+  overrides.apply(config, "objective.centering", "none")
+  assert not build.build(config, devices=one_device).objective.needs_head
+
+
 def test_a_number_that_is_needed_cannot_be_unset():
   with pytest.raises(ValueError, match="expected a number"):
     overrides.apply(addition.get_config(), "optimizer.learning_rate", "none")
@@ -143,7 +153,17 @@ def test_true_in_the_file_itself_is_found():
     ({"objective.constants.eps_low": 0.2}, ["eps_low", "entropy_coef"]),
     ({"objective.preset": "ppo", "objective.corrections": "tis"},
      ["ppo_clip", "tis", "twice"]),
-    ({"rollout.mode": "async"}, ["mode", "lag"]),
+    ({"rollout.mode": "asink"}, ["mode", "async"]),
+    ({"rollout.mode": "async", "rollout.lag": 2}, ["lag = 2", "async"]),
+    ({"rollout.max_lag": 2}, ["max_lag = 2", "'lag'"]),
+    ({"rollout.mode": "async", "rollout.order": "newest"},
+     ["order", "freshest"]),
+    ({"rollout.mode": "async", "rollout.rows_per_call": 12},
+     ["rows_per_call", "12"]),
+    ({"rollout.mode": "async", "rollout.rows_per_call": 4},
+     ["group_size", "4"]),
+    ({"rollout.mode": "async", "rollout.sampler_devices": 1},
+     ["sampler_devices", "1 devices"]),
     ({"objective.level": "sequence_mean"}, ["level", "pg"]),
     ({"objective.preset": "icepop", "objective.constants.low": 6.0},
      ["low", "high"]),
@@ -151,6 +171,13 @@ def test_true_in_the_file_itself_is_found():
     ({"objective.preset": "cispo", "objective.corrections": "tis:proximal",
       "objective.anchor": "proximal", "objective.constants.tis_cap": 0.0},
      ["tis_cap"]),
+    ({"objective.preset": "score_centering"}, ["centering", "record_top_k"]),
+    ({"rollout.record_top_k": 4, "rollout.record_logp": False},
+     ["record_top_k = 4", "record_logp"]),
+    ({"rollout.record_top_k": -1}, ["record_top_k", "-1"]),
+    ({"objective.preset": "ppo", "objective.centering": "score",
+      "rollout.record_top_k": 4}, ["centering", "'pg'", "ppo_clip"]),
+    ({"objective.centering": "scores"}, ["centering", "score"]),
     ({"optimizer.b1": 1.0}, ["b1"]),
     ({"model.dtype": "float8"}, ["model.dtype", "float32"]),
     ({"optimizer.name": "adam"}, ["adamw"]),

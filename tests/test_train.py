@@ -156,12 +156,16 @@ def test_a_run_is_evaluated_from_its_directory(warm, tmp_path, one_device):
   assert "eval/pass@2" not in evaluate.of_run(str(tmp_path), temperature=0.0)
 
 
-@pytest.mark.parametrize("preset", ["ppo_ewma", "a3po", "m2po", "deepseek_v32"])
+@pytest.mark.parametrize("preset", ["ppo_ewma", "a3po", "m2po", "deepseek_v32",
+                                    "tis_score_centering"])
 def test_objectives_that_need_more_of_the_loop_run_and_resume(
     warm, tmp_path, one_device, preset):
-  """An average of the parameters, versions, batch masks, a KL reference."""
+  """An average of the parameters, versions, batch masks, a KL reference, the
+  sampler's most likely tokens (in the queue of a checkpoint)."""
   changes = dict(objective__preset=preset, train__updates_per_batch=2,
                  evaluate__prompts=0)
+  if preset == "tis_score_centering":
+    changes["rollout__record_top_k"] = 4
   whole = train.run(tiny(warm, "lag=4", **changes), str(tmp_path / "whole"),
                     devices=one_device)
   cut = tmp_path / "cut"
@@ -170,6 +174,30 @@ def test_objectives_that_need_more_of_the_loop_run_and_resume(
   again = train.run(tiny(warm, "lag=4", **changes), str(cut), devices=one_device)
   equal(whole.params, again.params)
   assert len(metrics.read(str(cut))) == 6
+
+
+@pytest.mark.parametrize("preset,more", [
+    ("score_centering", dict(rollout__record_top_k=3)),
+    ("tis_score_centering", dict(rollout__record_top_k=99, rollout__top_k=5,
+                                 rollout__top_p=0.9, rollout__temperature=0.8))])
+def test_a_stale_run_is_centred(warm, tmp_path, one_device, preset, more):
+  if "rollout__temperature" in more:
+    more = dict(more, warm_start__path="")  # a warm start is of one temperature
+  result = train.run(
+      tiny(warm, "lag=3", objective__preset=preset, train__steps=4, **more),
+      str(tmp_path), devices=one_device)
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.params))
+  rows = metrics.read(str(tmp_path))
+  assert len(rows) == 4 and rows[-1]["rollout/staleness_max"] == 3
+  for row in rows:
+    for name in ("centering/head_mass", "centering/head_mass_behaviour"):
+      whole = more["rollout__record_top_k"] == 99  # all that could be drawn
+      assert row[name] == pytest.approx(1, abs=1e-5) if whole else (
+          0.2 < row[name] < 1)
+    assert np.isfinite(row["loss"]) and np.isfinite(row["grad/norm"])
+  same = abs(rows[0]["centering/head_mass"]
+             - rows[0]["centering/head_mass_behaviour"])
+  assert same < 1e-5  # the first batch is of these very weights
 
 
 def test_another_config_is_refused_in_the_same_directory(warm, tmp_path,
@@ -196,11 +224,11 @@ def test_a_half_written_checkpoint_is_ignored(warm, tmp_path, one_device):
 
 def test_non_finite_stops_the_run_and_names_the_place(warm, tmp_path, one_device,
                                                       monkeypatch):
-  real = generator.Generator.batch
+  real = generator.Generator.groups
 
-  def poisoned(self, n):
-    batch = real(self, n)
-    if n == 2:
+  def poisoned(self, cursors, version, params):
+    batch = real(self, cursors, version, params)
+    if version == 2:
       logp = batch.logp_behaviour.copy()
       row, token = np.argwhere(batch.mask)[7]
       logp[row, token] = np.nan
@@ -208,7 +236,7 @@ def test_non_finite_stops_the_run_and_names_the_place(warm, tmp_path, one_device
       batch = batch.replace(logp_behaviour=logp)
     return batch
 
-  monkeypatch.setattr(generator.Generator, "batch", poisoned)
+  monkeypatch.setattr(generator.Generator, "groups", poisoned)
   with pytest.raises(FloatingPointError) as error:
     train.run(tiny(warm, objective__preset="tis"), str(tmp_path),
               devices=one_device)
@@ -270,10 +298,12 @@ def test_an_inert_clip_is_said_at_start(warm, one_device, caplog):
   assert "eps_high, eps_low cannot act" in caplog.text
 
 
-def test_eight_devices_equal_one(warm, tmp_path, one_device):
+@pytest.mark.parametrize("more", [{}, dict(
+    objective__preset="tis_score_centering", rollout__record_top_k=4)])
+def test_eight_devices_equal_one(warm, tmp_path, one_device, more):
   """Data-parallel over 8 forced devices: the same parameters, in norm."""
   changes = dict(evaluate__prompts=0, train__steps=2, optimizer__name="sgd",
-                 optimizer__learning_rate=0.1)
+                 optimizer__learning_rate=0.1, **more)
   one = train.run(tiny(warm, **changes), str(tmp_path / "1"), devices=one_device)
   eight = train.run(tiny(warm, **changes), str(tmp_path / "8"))
   for a, b in zip(*(jax.tree.leaves(jax.tree.map(np.asarray, run.params))

@@ -79,7 +79,7 @@ class PolicyOutputs:
   logp: Array  # [B, T] nats; 0 at t = 0, which nothing predicts
   entropy: Array | None = None  # [B, T] nats, exact, of the scored distribution
   value: Array | None = None  # [B, T]
-  logp_ids: Array | None = None  # [B, T, K]
+  logp_ids: Array | None = None  # [B, T, K] of the batch's head_ids
 
 
 @pytree
@@ -132,6 +132,10 @@ class Rollout:
   version: Array  # [B, T] int32 optimizer updates behind the weights; -1 off mask
   stop_token: Array  # [B] int32: the EOS id that ended it; -1: the length limit
   kept_ids: Array | None = None  # [B, T, K] int32; -1 marks an unused slot
+  # The most likely tokens of the distribution that was sampled from, first of
+  # kept_ids where there are any; -1 marks an unused slot, whose log-prob is 0.
+  head_ids: Array | None = None  # [B, T, K] int32
+  head_logp_behaviour: Array | None = None  # [B, T, K] float32 nats
 
 
 @pytree
@@ -146,6 +150,8 @@ class Batch:
   logp_behaviour: Array | None = None  # [B, T] float32; None: not recorded
   version: Array | None = None  # [B, T] int32
   kept_ids: Array | None = None  # [B, T, K]
+  head_ids: Array | None = None  # [B, T, K]; see `Rollout`
+  head_logp_behaviour: Array | None = None  # [B, T, K]
   stop_token: Array | None = None  # [B] int32: EOS id; -1: the length limit
   logp_prox: Array | None = None  # [B, T] scored at the start of the update
   logp_ref: Array | None = None  # [B, T] scored by the KL reference

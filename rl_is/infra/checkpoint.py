@@ -23,7 +23,9 @@ class Saved:
 
   state: Any  # the learner's, as placed by `abstract_state`
   queue: list[Batch]  # sampled, not yet trained on; oldest first, numpy
-  position: dict[str, int]  # step, cursor, seed, metrics_rows
+  position: dict[str, int]  # step, seed, metrics_rows
+  # Cursors of the prompts that are begun and not trained on; see `Asynchronous`.
+  begun: dict[str, list[int]] = dataclasses.field(default_factory=dict)
 
 
 class Checkpoints:
@@ -40,7 +42,8 @@ class Checkpoints:
       self._manager.delete(step)
     items = dict(state=ocp.args.StandardSave(saved.state),
                  position=ocp.args.JsonSave(
-                     dict(saved.position, queued=len(saved.queue))))
+                     dict(saved.position, queued=len(saved.queue),
+                          begun=saved.begun)))
     if saved.queue:  # orbax refuses an empty tree
       items["queue"] = ocp.args.StandardSave(
           {str(i): _fields(batch) for i, batch in enumerate(saved.queue)})
@@ -77,7 +80,7 @@ class Checkpoints:
           queue=ocp.args.StandardRestore()))["queue"]
       queue = [Batch(**jax.tree.map(np.asarray, stored[str(i)]))
                for i in range(position["queued"])]
-    return Saved(state, queue, position)
+    return Saved(state, queue, position, position.pop("begun", {}))
 
   def close(self) -> None:
     self._manager.close()

@@ -51,7 +51,8 @@ def train_step(state: State, minibatch: Batch, constants: dict[str, Array],
     minibatch = minibatch.replace(logp_prox=score(state.ewma).logp)
 
   def loss_fn(params):
-    outputs = score(params, return_entropy=True)
+    outputs = score(params, return_entropy=True,
+                    return_head=objective.needs_head)
     loss, metrics = objective.loss(outputs, minibatch, constants, key)
     return loss, (metrics, outputs.logp)
 

@@ -1,5 +1,7 @@
 """Sampling with a key-value cache, recording what was really drawn. Floor 2."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -8,6 +10,8 @@ from rl_is.core.types import Array, Params, Prompts, Rollout, pytree, static
 from rl_is.kernels import logits as logits_lib
 from rl_is.models import cache as cache_lib
 from rl_is.models.transformer import Model
+
+State = dict[str, Array | cache_lib.Cache]  # of a decode: begin, decode, finish
 
 
 @pytree
@@ -18,6 +22,7 @@ class Sampling:
   top_p: Array | float = 1.0
   max_new_tokens: int = static(1)
   top_k: int = static(0)  # 0: the whole vocabulary
+  record_top_k: int = static(0)  # most likely tokens to write down; 0: none
   eos_ids: tuple[int, ...] = static(())
   pad_id: int = static(0)
   greedy: bool = static(False)  # evaluation only: the most likely token
@@ -30,6 +35,9 @@ def check(sampling: Sampling) -> None:
                      f"{sampling.max_new_tokens}")
   if sampling.top_k < 0:
     raise ValueError(f"sampling.top_k: expected >= 0, got {sampling.top_k}")
+  if sampling.record_top_k < 0:
+    raise ValueError("sampling.record_top_k: expected >= 0, got "
+                     f"{sampling.record_top_k}")
   if not sampling.greedy and not 0 < sampling.temperature < float("inf"):
     raise ValueError("sampling.temperature: expected > 0 (greedy decoding has "
                      "no log-probs to correct with), got "
@@ -50,7 +58,11 @@ def row_keys(key: Array, prompts: Prompts) -> Array:
 
 def draw(hidden_BD: Array, unembed_DV: Array, keys: Array, *, model: Model,
          sampling: Sampling):
-  """One token a row: (token [B], logp [B] float32, kept_ids [B, K] or None)."""
+  """One token a row: token [B], logp [B] float32, and what else is recorded.
+
+  That is, by field of `Rollout`: kept_ids [B, K] with a top_k, head_ids and
+  head_logp_behaviour [B, K] with a record_top_k.
+  """
   c = model.config
   greedy = sampling.greedy
   logits_BV = logits_lib.transform(
@@ -66,8 +78,25 @@ def draw(hidden_BD: Array, unembed_DV: Array, keys: Array, *, model: Model,
   pick = (jnp.argmax(logp_BV, axis=-1) if greedy else
           jax.vmap(jax.random.categorical)(keys, logp_BV))[:, None]
   logp = jnp.take_along_axis(logp_BV, pick, axis=1)[:, 0].astype(jnp.float32)
-  token = pick if ids_BK is None else jnp.take_along_axis(ids_BK, pick, axis=1)
-  return token[:, 0].astype(jnp.int32), logp, ids_BK
+  token, more = pick, {}
+  if ids_BK is not None:
+    token = jnp.take_along_axis(ids_BK, pick, axis=1)
+    more["kept_ids"] = ids_BK
+  if sampling.record_top_k:
+    more |= _head(logp_BV, ids_BK, _head_size(sampling, c.vocab_size))
+  return token[:, 0].astype(jnp.int32), logp, more
+
+
+def _head_size(sampling: Sampling, vocab_size: int) -> int:
+  """How many tokens are written down: no more than can be drawn."""
+  return min(sampling.record_top_k, sampling.top_k or vocab_size, vocab_size)
+
+
+def _head(logp_BV: Array, ids_BK: Array | None, size: int) -> dict[str, Array]:
+  """The most likely tokens of what is drawn from; its kept set is sorted."""
+  logp, ids = (lax.top_k(logp_BV, size) if ids_BK is None else
+               (logp_BV[:, :size], ids_BK[:, :size]))
+  return dict(head_ids=ids, head_logp_behaviour=jnp.where(ids >= 0, logp, 0))
 
 
 def sample(params: Params, prompts: Prompts, key: Array, version: Array | int,
@@ -78,33 +107,59 @@ def sample(params: Params, prompts: Prompts, key: Array, version: Array | int,
   max_new_tokens; nothing after it is sampled, attended to or counted. The draw
   of a token derives from (key, prompt cursor, sample, token index) alone.
   """
+  state = begin(params, prompts, key, model=model, sampling=sampling)
+  return finish(decode(params, state, version, sampling.max_new_tokens,
+                       model=model, sampling=sampling))
+
+
+def begin(params: Params, prompts: Prompts, key: Array, *, model: Model,
+          sampling: Sampling) -> State:
+  """The prompts, read; `decode` goes on from there, in one go or in several."""
   B, P = prompts.tokens.shape
-  N = sampling.max_new_tokens
-  T = P + N
-  keys = row_keys(key, prompts)
-  unembed = model.unembed(params)
-  eos = jnp.asarray(sampling.eos_ids, jnp.int32)
+  N, V = sampling.max_new_tokens, model.config.vocab_size
+  shape = (B, P + N)
   wide = lambda x, fill: jnp.pad(x, ((0, 0), (0, N)), constant_values=fill)
   state = dict(
-      t=0, done=jnp.zeros(B, bool), stop_token=jnp.full(B, -1, jnp.int32),
+      t=jnp.zeros((), jnp.int32), keys=row_keys(key, prompts),
+      done=jnp.zeros(B, bool), stop_token=jnp.full(B, -1, jnp.int32),
       tokens=wide(prompts.tokens, sampling.pad_id),
-      valid=wide(prompts.valid, False), mask=jnp.zeros((B, T), bool),
-      logp=jnp.zeros((B, T), jnp.float32),
-      cache=cache_lib.empty(model.config, B, T))
+      valid=wide(prompts.valid, False), mask=jnp.zeros(shape, bool),
+      logp_behaviour=jnp.zeros(shape, jnp.float32),
+      version=jnp.full(shape, -1, jnp.int32),
+      cache=cache_lib.empty(model.config, *shape))
   if sampling.top_k:
-    K = min(sampling.top_k, model.config.vocab_size)
-    state["kept_ids"] = jnp.full((B, T, K), -1, jnp.int32)
-  if P > 1:  # the last prompt token is the first one that `step` feeds
+    kept = (*shape, min(sampling.top_k, V))
+    state["kept_ids"] = jnp.full(kept, -1, jnp.int32)
+  if sampling.record_top_k:
+    head = (*shape, _head_size(sampling, V))
+    state["head_ids"] = jnp.full(head, -1, jnp.int32)
+    state["head_logp_behaviour"] = jnp.zeros(head, jnp.float32)
+  if P > 1:  # the last prompt token is the first one that `decode` feeds
     _, state["cache"] = model.extend(
         params, prompts.tokens[:, :-1], state["valid"], state["cache"], 0)
+  return state
+
+
+def decode(params: Params, state: State, version: Array | int,
+           steps: Array | int, *, model: Model, sampling: Sampling) -> State:
+  """Up to `steps` more tokens a row, each marked with `version`.
+
+  The weights may be other ones than before: what was drawn stays, and so does
+  the cache of its keys and values, unless `read_again` makes it anew.
+  """
+  N = sampling.max_new_tokens
+  P = state["tokens"].shape[1] - N
+  unembed = model.unembed(params)
+  eos = jnp.asarray(sampling.eos_ids, jnp.int32)
+  last = jnp.minimum(state["t"] + steps, N)
 
   def step(s):
     column = P + s["t"]
     fed = lax.dynamic_slice_in_dim(s["tokens"], column - 1, 1, axis=1)
     hidden, cache = model.extend(params, fed, s["valid"], s["cache"], column - 1)
-    token, logp, ids = draw(
+    token, logp, more = draw(
         hidden[:, 0], unembed, jax.vmap(jax.random.fold_in, (0, None))(
-            keys, s["t"]), model=model, sampling=sampling)
+            s["keys"], s["t"]), model=model, sampling=sampling)
     live = ~s["done"]
     is_eos = live & (token[:, None] == eos[None]).any(axis=1)
     put = lambda x, new: lax.dynamic_update_slice_in_dim(
@@ -114,14 +169,25 @@ def sample(params: Params, prompts: Prompts, key: Array, version: Array | int,
         stop_token=jnp.where(is_eos, token, s["stop_token"]),
         tokens=put(s["tokens"], jnp.where(live, token, sampling.pad_id)),
         valid=put(s["valid"], live), mask=put(s["mask"], live),
-        logp=put(s["logp"], jnp.where(live, logp, 0)))
-    if ids is not None:
-      new["kept_ids"] = put(s["kept_ids"], jnp.where(live[:, None], ids, -1))
+        logp_behaviour=put(s["logp_behaviour"], jnp.where(live, logp, 0)),
+        version=put(s["version"], jnp.where(live, version, -1)))
+    for name, x in more.items():
+      unused = -1 if name.endswith("_ids") else 0
+      new[name] = put(s[name], jnp.where(live[:, None], x, unused))
     return new
 
-  s = lax.while_loop(lambda s: (s["t"] < N) & ~s["done"].all(), step, state)
-  return Rollout(
-      tokens=s["tokens"], valid=s["valid"], mask=s["mask"],
-      logp_behaviour=s["logp"],
-      version=jnp.where(s["mask"], jnp.asarray(version, jnp.int32), -1),
-      stop_token=s["stop_token"], kept_ids=s.get("kept_ids"))
+  return lax.while_loop(
+      lambda s: (s["t"] < last) & ~s["done"].all(), step, state)
+
+
+def read_again(params: Params, state: State, *, model: Model) -> State:
+  """The keys and values of everything so far, as `params` make them."""
+  empty = jax.tree.map(jnp.zeros_like, state["cache"])
+  return dict(state, cache=model.extend(
+      params, state["tokens"], state["valid"], empty, 0)[1])
+
+
+def finish(state: State) -> Rollout:
+  """What was drawn and recorded."""
+  fields = {f.name for f in dataclasses.fields(Rollout)}
+  return Rollout(**{k: x for k, x in state.items() if k in fields})

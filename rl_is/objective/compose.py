@@ -20,7 +20,7 @@ from rl_is.core.types import Array, Batch, Max, Mean, PolicyOutputs, Weights
 from rl_is.objective import constants as constants_lib
 from rl_is.objective import spec as spec_lib
 from rl_is.objective.spec import Correction, Spec
-from rl_is.ops import aggregate, diagnostics, ratios, regularizers
+from rl_is.ops import aggregate, centering, diagnostics, ratios, regularizers
 from rl_is.ops import token_advantages
 
 
@@ -67,6 +67,11 @@ class Objective:
     return self.spec.regularizer != "none" and self.spec.kl_to == "reference"
 
   @property
+  def needs_head(self) -> bool:
+    """The sampler's most likely tokens, scored (`logp_ids`)."""
+    return self.spec.centering != "none"
+
+  @property
   def is_grouped(self) -> bool:
     return ops.ADVANTAGES[self.spec.advantage].grouped
 
@@ -74,8 +79,10 @@ class Objective:
   def inputs_needed(self) -> set[str]:
     """Fields of Batch, besides the usual ones, that some piece reads."""
     rows = spec_lib.rows(self.spec, dict(self.extra)).values()
-    return {name for row in rows for name in row.inputs} - {
-        "adv", "mask", "key", "length"}
+    needed = {name for row in rows for name in row.inputs}
+    if self.needs_head:
+      needed |= {"head_ids", "head_logp_behaviour"}
+    return needed - {"adv", "mask", "key", "length"}
 
   def prepare(self, batch: Batch, constants: Mapping[str, Array],
               key: Array | None = None) -> Batch:
@@ -120,17 +127,24 @@ class Objective:
     metrics = _clip_metrics(token.aux, seen.mask)
     weight, keep = batch.weight, batch.keep
     # A correction that was prepared is made again for its metrics alone.
-    seen_weight, seen_keep = jnp.ones_like(weight), mask
+    seen_weight, seen_keep, drawn = jnp.ones_like(weight), mask, mask
     for c in self.spec.corrections:
       seen_weight, seen_keep, w = self._chain(
           c, logp, batch, seen_weight, seen_keep, constants)
+      if c is not spec_lib.centred(self.spec):
+        drawn &= w.keep
       metrics |= diagnostics.correction(c.name, w, mask)
       if self.full_diagnostics:
         metrics |= diagnostics.effective(c.name, w, mask)
     if any(spec_lib.reads_logp(self.spec, c) for c in self.spec.corrections):
       weight, keep = seen_weight, seen_keep
+    else:
+      drawn = keep
     policy = masked.fill(lax.stop_gradient(weight) * token.loss, keep)
     total = masked.total(batch.token_weight["policy"] * policy, keep)
+    if self.needs_head:
+      term, masses = self._centering(outputs, batch, drawn, constants)
+      total, metrics = total + term, metrics | masses
     regularizer, more = self._regularizer(outputs, seen, constants)
     if batch.logp_behaviour is not None:
       metrics |= diagnostics.mismatch(logp, batch.logp_behaviour, mask)
@@ -165,7 +179,10 @@ class Objective:
             f"objective: needs {name}, which the batch does not have (surrogate "
             f"{self.spec.surrogate!r}, anchor {self.spec.anchor!r}, advantage "
             f"{self.spec.advantage!r}, corrections "
-            f"{[str(c) for c in self.spec.corrections]})")
+            f"{[str(c) for c in self.spec.corrections]}, centering "
+            f"{self.spec.centering!r})" + (
+                "; set config.rollout.record_top_k" if name.startswith("head_")
+                else ""))
 
   def _seen(self, mask: Array, keep: Array) -> Array:
     """The tokens that surrogate and regularizer are given."""
@@ -245,6 +262,30 @@ class Objective:
     safe = jnp.where(per_minibatch > 0, per_minibatch, 1)
     rows = jnp.repeat(safe, parts.count.shape[0] // U)
     return parts.weight / rows[:, None]
+
+  def _centering(self, outputs, batch, drawn, constants):
+    """Minus the sampler's expected score, of the weight that the tokens have.
+
+    `drawn`: also the tokens that the weight itself drops, as the expectation is
+    over all that could have been drawn. A mask drops a token with its term;
+    where that hangs on which token it is, its share of the drift stays.
+    """
+    if outputs.logp_ids is None:
+      raise ValueError("objective.centering: needs the outputs' logp_ids: score "
+                       "the batch's head_ids (return_head=True)")
+    c = spec_lib.centred(self.spec)
+    bounds = {}
+    if c is not None:
+      low, high = (self._names(c.name)[kw] for kw in spec_lib.CENTRED[c.row])
+      bounds = dict(weight=c.row, low=constants[low], high=constants[high],
+                    max_log_ratio=constants["max_log_ratio"])
+    term = centering.score_centering(
+        outputs.logp_ids, batch.head_logp_behaviour, batch.head_ids >= 0,
+        batch.adv, drawn, **bounds)
+    weight = batch.token_weight["policy"]
+    return masked.total(weight * term.loss, drawn), {
+        f"centering/{name}": masked.mean(mass, drawn)
+        for name, mass in term.aux.items()}
 
   def _regularizer(self, outputs, batch, constants):
     """KL and entropy bonus, each over all of the mask."""

@@ -119,6 +119,13 @@ PRESETS = {
     "tis": Preset(
         Spec(corrections=(Correction("tis", num="current"),)), dict(cap=2.0),
         "Yao et al. 2025 (REINFORCE form): the whole current/behaviour ratio"),
+    "score_centering": Preset(
+        Spec(centering="score"), {}, "Marek and Ryabinin 2026, arXiv 2609.20807: "
+        "no weight, the sampler's expected score taken out"),
+    "tis_score_centering": Preset(
+        Spec(corrections=(Correction("tis", num="current"),),
+             centering="score"), dict(cap=2.0),
+        "Marek and Ryabinin 2026, arXiv 2609.20807, with TIS"),
     "ppo_tis": Preset(
         dataclasses.replace(_DECOUPLED, corrections=(Correction("tis"),)),
         dict(_CLIP, cap=2.0),
@@ -217,7 +224,8 @@ def describe() -> list[dict[str, str]]:
     s = preset.spec
     anchored = ops.SURROGATES[s.surrogate].has_factor
     rows.append(dict(
-        preset=name, surrogate=s.surrogate,
+        preset=name, surrogate=s.surrogate + (
+            "" if s.centering == "none" else f" + {s.centering} centering"),
         ratio=f"current/{s.anchor}, {s.level}" if anchored else "-",
         corrections=", ".join(map(str, s.corrections)) or "-",
         advantage=s.advantage, aggregation=s.aggregation,

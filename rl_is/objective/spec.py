@@ -31,6 +31,11 @@ PROXIMALS = ("start", "ewma", "log_linear")
 ADVANTAGE_NORMS = ("none", "rows", "tokens")
 KL_TO = ("reference", "behaviour")
 KL_WEIGHTS = ("none", "score", "behaviour", "proximal")
+# "score": the sampler's expected weighted score is taken out at each token. It
+# adds a term and multiplies nothing, so it telescopes with nothing.
+CENTERINGS = ("none", "score")
+# The weights whose expectation it can take -> their bounds' constants.
+CENTRED = {"tis": ("floor", "cap"), "icepop": ("low", "high")}
 
 Options = tuple[tuple[str, str], ...]  # static choices of a piece: (name, value)
 Extra = Mapping[str, ops.Row]  # a user's own corrections, by name
@@ -77,6 +82,7 @@ class Spec:
   regularizer: str = "none"
   kl_to: str = "reference"
   kl_weight: str = "none"
+  centering: str = "none"
   # Static choices of surrogate, advantage and aggregation.
   options: Options = ()
   # Says that a ratio counted twice is meant (some peers do count it twice).
@@ -148,7 +154,7 @@ def check(spec: Spec, extra: Extra = {}) -> None:
       advantage_norm=ADVANTAGE_NORMS,
       aggregation=ops.AGGREGATIONS, denominator=DENOMINATORS,
       regularizer=("none", *ops.REGULARIZERS), kl_to=KL_TO,
-      kl_weight=KL_WEIGHTS).items():
+      kl_weight=KL_WEIGHTS, centering=CENTERINGS).items():
     checks.choice(f"objective.{name}", getattr(spec, name), allowed)
   table = corrections_table(extra)
   for c in spec.corrections:
@@ -159,6 +165,8 @@ def check(spec: Spec, extra: Extra = {}) -> None:
     raise ValueError(f"objective.corrections: {repeated[0]!r} stands twice; "
                      f"write the second as {repeated[0]}@2")
   _check_options(spec, extra)
+  if spec.centering != "none":
+    _check_centering(spec, table)
   if not spec.allow_double_counting:
     _check_factors(spec, table)
 
@@ -204,6 +212,32 @@ def _check_options(spec: Spec, extra: Extra) -> None:
       raise ValueError(f"objective.options: {name!r} is no option of the chosen "
                        f"pieces; they take {', '.join(sorted(allowed)) or 'none'}")
     checks.choice(f"objective.options: {name}", value, allowed[name])
+
+
+def centred(spec: Spec) -> Correction | None:
+  """The correction that weighs the score which centring takes out, if any."""
+  return next((c for c in spec.corrections if c.row in CENTRED), None)
+
+
+def _check_centering(spec: Spec, table: Extra) -> None:
+  """The term is the expectation of -A w grad log p, with w a function of the
+  sampled token's own current/behaviour. A mask drops a token with its term."""
+  what = f"objective.centering={spec.centering!r}"
+  if spec.surrogate != "pg":
+    raise ValueError(f"{what}: takes out the expected score of surrogate 'pg', "
+                     f"got {spec.surrogate!r}")
+  weighing = [c for c in spec.corrections
+              if table[c.row].has_factor or table[c.row].takes == "weights"]
+  if any(c is not centred(spec) or (c.num, c.den, c.level) != (
+      "current", "behaviour", "token") or
+         dict(c.options).get("binds", "always") != "always" for c in weighing):
+    raise ValueError(
+        f"{what}: knows no expectation of {', '.join(map(str, weighing))}; it "
+        "takes no weight, or one of tis:current:token and icepop:current:token")
+  over = [c for c in spec.corrections if dict(c.options).get("over") == "kept"]
+  if over:
+    raise ValueError(f"{what}: {over[0]} would also see what the weight drops; "
+                     "use over=all")
 
 
 def factors(spec: Spec, table: Extra) -> list[tuple[str, str, str]]:

@@ -3,11 +3,15 @@
 import functools
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from rl_is.core.types import Batch, Prompts, Rollout
 from rl_is.tasks import Problem
 from rl_is.tasks.tokenizer import Tokenizer
+
+
+LAGS = 9  # parts of the histogram of ages in `describe`
 
 
 def problem_index(seed: int, cursor: int, count: int) -> int:
@@ -93,7 +97,39 @@ def assemble(rollout: Rollout, reward: np.ndarray, group_size: int) -> Batch:
       reward=np.asarray(reward, np.float32),
       group=np.arange(rows, dtype=np.int32) // group_size,
       logp_behaviour=rollout.logp_behaviour, version=rollout.version,
-      kept_ids=rollout.kept_ids, stop_token=rollout.stop_token)
+      kept_ids=rollout.kept_ids, head_ids=rollout.head_ids,
+      head_logp_behaviour=rollout.head_logp_behaviour,
+      stop_token=rollout.stop_token)
+
+
+def groups(batch: Batch, group_size: int) -> list[Batch]:
+  """A batch of whole groups, in order -> a batch a group, numbered 0."""
+  rows = range(0, batch.tokens.shape[0], group_size)
+  cut = lambda first: jax.tree.map(lambda x: x[first:first + group_size], batch)
+  return [_numbered(cut(first), group_size) for first in rows]
+
+
+def join(parts: Sequence[Batch], group_size: int) -> Batch:
+  """Batches of whole groups, one after another; the inverse of `groups`."""
+  return _numbered(jax.tree.map(lambda *xs: np.concatenate(xs), *parts),
+                   group_size)
+
+
+def _numbered(batch: Batch, group_size: int) -> Batch:
+  rows = np.arange(batch.tokens.shape[0], dtype=np.int32)
+  return batch.replace(group=rows // group_size)
+
+
+def check_lag(batch: Batch, learner_version: int, max_lag: int) -> None:
+  """Every sampled token is of a known version, at most `max_lag` updates old."""
+  versions = batch.version[batch.mask]
+  wrong = (versions < 0) | (versions > learner_version) | (
+      learner_version - versions > max_lag)
+  if wrong.any():
+    raise RuntimeError(
+        f"rollout: expected tokens of versions {max(0, learner_version - max_lag)}"
+        f" to {learner_version} (rollout.max_lag = {max_lag}), got "
+        f"{np.unique(versions[wrong]).tolist()}")
 
 
 def describe(batch: Batch, learner_version: int) -> dict[str, float]:
@@ -102,6 +138,9 @@ def describe(batch: Batch, learner_version: int) -> dict[str, float]:
   lag = (learner_version - batch.version)[batch.mask]
   groups = [batch.reward[(batch.group == g) & scored]
             for g in np.unique(batch.group)]
+  # Of one answer: above 0 where it went on under newer weights.
+  span = max((np.ptp(v[m]) for v, m in zip(batch.version, batch.mask)
+              if m.any()), default=float("nan"))
   has_signal = [len(r) > 0 and r.min() < r.max() for r in groups]
   mean = lambda x: float(np.mean(x)) if len(x) else float("nan")
   return {
@@ -110,6 +149,10 @@ def describe(batch: Batch, learner_version: int) -> dict[str, float]:
       "reward/unscorable": float(np.sum(~scored)),
       "rollout/staleness_mean": mean(lag),
       "rollout/staleness_max": float(lag.max()) if len(lag) else float("nan"),
+      # Share of the tokens of each age; the last is "or older".
+      **{f"rollout/lag{k}_frac": mean(np.minimum(lag, LAGS - 1) == k)
+         for k in range(LAGS)},
+      "rollout/version_span_max": mean([span]),
       "rollout/length_mean": mean(batch.mask.sum(axis=1)),
       "rollout/stopped_frac": mean(batch.stop_token >= 0),
   }

@@ -41,7 +41,8 @@ def prompts():
 
 draw = jax.jit(functools.partial(sampler.sample, model=MODEL))
 score = jax.jit(functools.partial(
-    scoring.score, model=MODEL, return_entropy=True))
+    scoring.score, model=MODEL, return_entropy=True),
+                static_argnames="return_head")
 
 
 def sampling(**changes):
@@ -51,7 +52,8 @@ def sampling(**changes):
 
 def as_batch(rollout):
   return Batch(tokens=rollout.tokens, valid=rollout.valid, mask=rollout.mask,
-               reward=None, group=None, kept_ids=rollout.kept_ids)
+               reward=None, group=None, kept_ids=rollout.kept_ids,
+               head_ids=rollout.head_ids)
 
 
 @pytest.mark.parametrize("top_k,top_p", [(0, 1.0), (4, 1.0), (6, 0.8)])
@@ -89,6 +91,68 @@ def test_sampled_token_is_in_its_kept_set(params, prompts, top_k):
   kept = np.asarray(rollout.kept_ids)
   assert (kept == np.asarray(rollout.tokens)[..., None]).any(-1)[mask].all()
   assert (kept[~mask] == -1).all()
+
+
+HEADS = [(0, 1.0, 3), (0, 1.0, 99), (4, 1.0, 2), (6, 0.8, 4), (6, 0.8, 99)]
+
+
+@pytest.mark.parametrize("top_k,top_p,record", HEADS)
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+def test_the_recorded_head_is_what_is_rescored(params, prompts, temperature,
+                                               top_k, top_p, record):
+  """Ids and log-probs of the distribution that was drawn from, at each token."""
+  s = sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+  plain = draw(params, prompts, jax.random.key(1), 3, sampling=s)
+  assert plain.head_ids is None and plain.head_logp_behaviour is None
+  rollout = draw(params, prompts, jax.random.key(1), 3,
+                 sampling=dataclasses.replace(s, record_top_k=record))
+  for name in ("tokens", "logp_behaviour", "kept_ids"):  # not another draw
+    np.testing.assert_array_equal(getattr(rollout, name), getattr(plain, name))
+  ids, logq = map(np.asarray, (rollout.head_ids, rollout.head_logp_behaviour))
+  mask = np.asarray(rollout.mask)
+  assert ids.shape == (B, P + N, min(record, top_k or 13)) == logq.shape
+  assert ids.dtype == np.int32 and logq.dtype == np.float32
+  used = ids >= 0
+  assert (used[mask].sum(axis=-1) >= 1).all() and not used[~mask].any()
+  assert used[mask].all() == (top_p == 1) and (logq[~used] == 0).all()
+  assert (ids < 13).all()
+  out = score(params, as_batch(rollout), temperature=temperature,
+              return_head=True)
+  got = np.asarray(out.logp_ids)
+  np.testing.assert_allclose(got[used], logq[used], rtol=1e-5, atol=1e-5)
+  # The sampled token's own, where it is in the head; most likely first.
+  own = used & (ids == np.asarray(rollout.tokens)[..., None])
+  np.testing.assert_array_equal(
+      logq[own], np.asarray(rollout.logp_behaviour)[own.any(axis=-1)])
+  assert own.any(axis=-1)[mask].all() if record == 99 else own.any()
+  assert (np.diff(np.where(used, logq, -1e9)[mask], axis=-1) <= 0).all()
+  mass = np.where(used, np.exp(logq), 0).sum(axis=-1)[mask]
+  if record == 99:
+    np.testing.assert_allclose(mass, 1, atol=1e-5)
+  assert (mass <= 1 + 1e-5).all()
+
+
+@pytest.mark.parametrize("top_k", [0, 6])
+def test_the_heads_log_probs_have_the_tokens_gradient(params, prompts, top_k):
+  """Where a slot holds the token itself, d logp_ids is d logp."""
+  rollout = draw(params, prompts, jax.random.key(1), 3, sampling=sampling(
+      top_k=top_k, record_top_k=4))
+  own = rollout.head_ids == rollout.tokens[..., None]
+  def total(p, of_head):
+    out = score(p, as_batch(rollout), temperature=0.7, return_head=True)
+    return jnp.sum(jnp.where(own, out.logp_ids, 0)) if of_head else jnp.sum(
+        jnp.where(own.any(axis=-1), out.logp, 0))
+  a, b = (jax.grad(total)(params, of_head) for of_head in (True, False))
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(
+      x, y, rtol=1e-4, atol=1e-4), a, b)
+  assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(a)) > 1
+
+
+def test_no_head_no_score_of_it(params, prompts):
+  rollout = draw(params, prompts, jax.random.key(1), 3, sampling=sampling())
+  assert score(params, as_batch(rollout), temperature=1.0).logp_ids is None
+  with pytest.raises(ValueError, match="no head_ids"):
+    score(params, as_batch(rollout), temperature=1.0, return_head=True)
 
 
 def test_stops_at_any_eos_or_at_the_limit(params, prompts):
@@ -180,6 +244,7 @@ def test_greedy_takes_the_most_likely(params, prompts):
     (dict(top_p=0.0, top_k=3), "top_p"),
     (dict(top_p=1.5, top_k=3), "top_p"),
     (dict(top_k=-1), "top_k"),
+    (dict(record_top_k=-1), "record_top_k"),
     (dict(max_new_tokens=0), "max_new_tokens"),
 ])
 def test_refuses_what_it_cannot_account_for(changes, word):

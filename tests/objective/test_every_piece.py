@@ -46,6 +46,10 @@ SPECS |= {f"regularizer {n} {w}": Spec("pg", regularizer=n, kl_weight=w)
 SPECS |= {f"proximal {n}": Spec("ppo_clip", "proximal", proximal=n,
                                 corrections=(Correction("tis"),))
           for n in spec_lib.PROXIMALS}
+SPECS |= {"centering alone": Spec("pg", centering="score")}
+SPECS |= {f"centering {n}": Spec("pg", centering="score", corrections=(
+    Correction(n, "current"), Correction("ratio_mask", "proximal")))
+          for n in spec_lib.CENTRED}
 SPECS |= {f"preset {n}": p.spec for n, p in presets.PRESETS.items()
           if not {"baseline", "value"} & Objective(p.spec).inputs_needed}
 
@@ -78,13 +82,32 @@ def make_batch():
       version_now=jnp.full(B, 5, jnp.int32))
 
 
+# A head at every token, whose share of the token's own probability is this under
+# either policy; the last slot is never in use, the second only on odd versions.
+HEAD, HEAD_BEHAVIOUR = (np.log([[np.float32(x)]])
+                        for x in ([.5, .2, .1], [.4, .3, .2]))
+
+
+def outputs_of(logp, entropy):
+  return PolicyOutputs(logp, entropy, logp_ids=logp[..., None] + HEAD)
+
+
+def with_head(batch):
+  """The batch with the head's log-probs; those above 0 would be none."""
+  logp = jnp.minimum(batch.logp_behaviour[..., None] + HEAD_BEHAVIOUR, 0)
+  in_use = jnp.arange(3)[None, None] < 1 + (batch.version % 2)[..., None]
+  return batch.replace(
+      head_ids=jnp.where(in_use, jnp.arange(3)[None, None], -1),
+      head_logp_behaviour=jnp.where(in_use, logp, jnp.nan))
+
+
 def run(name, logp, batch):
   objective, constants = Objective(SPECS[name]), constants_of(name)
   key = jax.random.key(0)
-  prepared = objective.prepare(batch, constants, key)
+  prepared = objective.prepare(with_head(batch), constants, key)
   entropy = jnp.ones_like(logp)
   (loss, metrics), grad = jax.value_and_grad(lambda x: objective.loss(
-      PolicyOutputs(x, entropy), prepared, constants, key), has_aux=True)(logp)
+      outputs_of(x, entropy), prepared, constants, key), has_aux=True)(logp)
   return loss, grad, metrics
 
 
@@ -116,9 +139,9 @@ def test_rows_add_up(name):
   """A prepared batch may be split anywhere: losses and gradients only add."""
   logp, batch = make_batch()
   objective, constants = Objective(SPECS[name]), constants_of(name)
-  prepared = objective.prepare(batch, constants)
+  prepared = objective.prepare(with_head(batch), constants)
   f = jax.value_and_grad(lambda l, b: objective.loss(
-      PolicyOutputs(l, jnp.ones_like(l)), b, constants), has_aux=True)
+      outputs_of(l, jnp.ones_like(l)), b, constants), has_aux=True)
   (loss, metrics), grad = f(logp, prepared)
   (loss_a, m_a), grad_a = f(*jax.tree.map(lambda x: x[:3], (logp, prepared)))
   (loss_b, m_b), grad_b = f(*jax.tree.map(lambda x: x[3:], (logp, prepared)))

@@ -135,14 +135,14 @@ def constants_of(name):
 
 def prepare(objective, batch, constants, scale):
   """A prepared batch, whose advantages are multiplied by `scale`."""
-  batch = objective.prepare(batch, constants, KEY)
+  batch = objective.prepare(pieces.with_head(batch), constants, KEY)
   return batch.replace(adv=batch.adv * scale)
 
 
 def loss(objective, outputs, batch, constants):
   """(loss, its gradient)."""
   return jax.value_and_grad(lambda logp: objective.loss(
-      PolicyOutputs(logp, outputs.entropy), batch, constants, KEY)[0]
+      pieces.outputs_of(logp, outputs.entropy), batch, constants, KEY)[0]
   )(outputs.logp)
 
 

@@ -1,5 +1,7 @@
 """Publisher, queue, batching, generator."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from rl_is.core.types import Batch
 from rl_is.infra import mesh as mesh_lib, rng
 from rl_is.models.config import TransformerConfig
+from rl_is.models import scoring
 from rl_is.models.sampler import Sampling
 from rl_is.models.transformer import Model
 from rl_is.rollout import batching, generator
@@ -152,36 +155,51 @@ def test_describe_counts_what_is_there():
   assert out["rollout/stopped_frac"] == 0.25
 
 
-def make_generator(publisher, task=TASK, **changes):
-  model = Model(TransformerConfig(
+def tiny_model(task=TASK):
+  return Model(TransformerConfig(
       vocab_size=task.tokenizer.vocab_size, embed=8, layers=1, heads=2,
       kv_heads=2, head_dim=4, mlp=8))
-  publisher.publish(0, model.init(jax.random.key(0)))
+
+
+def make_generator(task=TASK, **changes):
+  """f(cursors, scale=1) -> the batch of a tiny model times `scale`.
+
+  latest: params -> the (version, params) to go on with.
+  """
+  model = tiny_model(task)
+  params = model.init(jax.random.key(0))
   kwargs = dict(
-      key=rng.key(0, "sample"), seed=0, batch_size=8, group_size=4, model=model,
+      key=rng.key(0, "sample"), seed=0, group_size=4, model=model,
       sampling=Sampling(1.0, max_new_tokens=3, eos_ids=(2,)),
       mesh=mesh_lib.make(dict(data=-1, fsdp=1, tensor=1), jax.devices()[:1]))
-  return generator.Generator(task, publisher, **(kwargs | changes))
+  made = generator.Generator(task, **(kwargs | changes))
+  return lambda cursors, scale=1, latest=None: made.groups(
+      cursors, 0, jax.tree.map(lambda x: x * scale, params),
+      latest and (lambda: latest(params)))
 
 
 def test_generator_fills_every_field():
-  batch = make_generator(Publisher()).batch(3)
+  batch = make_generator()([6, 7])
   assert batch.tokens.shape == (8, 5 + 3)
   np.testing.assert_array_equal(batch.group, [0, 0, 0, 0, 1, 1, 1, 1])
   assert (batch.version[batch.mask] == 0).all()
   assert batch.logp_behaviour.dtype == np.float32
   # Rewards are the verifier's, of the text under the mask.
   for row in range(8):
-    index = batching.problem_index(0, 3 * 2 + row // 4, len(TASK.train))
+    index = batching.problem_index(0, 6 + row // 4, len(TASK.train))
     text = TASK.tokenizer.decode(batch.tokens[row][batch.mask[row]])
     assert batch.reward[row] == float(text == TASK.train[index].answer)
 
 
-def test_generator_is_a_function_of_the_batch_number():
-  a, b = make_generator(Publisher()), make_generator(Publisher())
-  a.batch(0)  # what came before does not matter
-  jax.tree.map(np.testing.assert_array_equal, a.batch(1), b.batch(1))
-  assert not np.array_equal(a.batch(1).tokens, a.batch(2).tokens)
+def test_generator_is_a_function_of_the_cursors():
+  a, b = make_generator(), make_generator()
+  a([0, 1])  # what came before does not matter
+  jax.tree.map(np.testing.assert_array_equal, a([2, 3]), b([2, 3]))
+  assert not np.array_equal(a([2, 3]).tokens, a([4, 5]).tokens)
+  # And of each one alone: not of its neighbours or its row.
+  alone = batching.groups(a([5, 3]), 4)[1]
+  jax.tree.map(np.testing.assert_array_equal, alone,
+               batching.groups(b([2, 3]), 4)[1])
 
 
 def test_a_failing_verifier_stops_the_run_and_says_where():
@@ -190,14 +208,49 @@ def test_a_failing_verifier_stops_the_run_and_says_where():
     raise KeyError("gold")
   bad = dataclasses.replace(TASK, verify=broken)
   with pytest.raises(RuntimeError, match="addition.*gold"):
-    make_generator(Publisher(), bad).batch(0)
+    make_generator(bad)([0, 1])
 
 
 def test_nan_logits_stop_the_run_and_say_where():
   """Case A15: the sampler's NaN is never replaced."""
-  publisher = Publisher()
-  gen = make_generator(publisher)
-  params = publisher.latest()[1]
-  publisher.publish(1, jax.tree.map(lambda x: x * jnp.nan, params))
-  with pytest.raises(FloatingPointError, match="batch 2, sample 0, token 5"):
-    gen.batch(2)
+  with pytest.raises(FloatingPointError, match="prompt 4, sample 0, token 5"):
+    make_generator()([4, 5], scale=jnp.nan)
+
+
+def test_swapping_to_the_same_weights_changes_nothing():
+  """Decoded two tokens at a time, the cache kept or read again: bit for bit."""
+  whole = make_generator()([6, 7])
+  for cache in generator.CACHES:
+    swapping = make_generator(swaps=generator.Swaps(2, cache))
+    versions = itertools.count(1)  # newer in name alone: the cache is read again
+    got = swapping([6, 7], latest=lambda params: (next(versions), params))
+    for name in ("tokens", "mask", "reward", "stop_token"):
+      np.testing.assert_array_equal(getattr(got, name), getattr(whole, name))
+    np.testing.assert_allclose(got.logp_behaviour, whole.logp_behaviour,
+                               rtol=0, atol=0 if cache == "keep" else 1e-6)
+
+
+def test_each_token_keeps_the_version_and_log_prob_of_its_weights():
+  """The first two tokens by the old weights, the others by the new ones.
+
+  Under the model that read the prompt again each is scored exactly so.
+  """
+  old = make_generator()([6, 7])
+  got = make_generator(swaps=generator.Swaps(2, "read_again"))(
+      [6, 7], latest=lambda params: (5, jax.tree.map(lambda x: 2 * x, params)))
+  first, later = slice(5, 7), slice(7, 8)
+  for name in ("tokens", "logp_behaviour"):
+    np.testing.assert_array_equal(getattr(got, name)[:, first],
+                                  getattr(old, name)[:, first])
+  assert set(got.version[:, first][got.mask[:, first]]) == {0}
+  assert set(got.version[:, later][got.mask[:, later]]) == {5}
+  model = tiny_model()
+  params = jax.tree.map(lambda x: 2 * x, model.init(jax.random.key(0)))
+  scored = scoring.score(params, got, model=model, temperature=1.0).logp
+  live = got.mask[:, later]
+  np.testing.assert_allclose(scored[:, later][live],
+                             got.logp_behaviour[:, later][live], atol=1e-5)
+  # With the old keys and values the same draw has another log-prob.
+  kept = make_generator(swaps=generator.Swaps(2, "keep"))(
+      [6, 7], latest=lambda params: (5, jax.tree.map(lambda x: 2 * x, params)))
+  assert np.abs(kept.logp_behaviour - got.logp_behaviour)[:, later].max() > 1e-3

@@ -1,0 +1,48 @@
+"""A generator that takes turns with the learner: lag(k), deterministic. Floor 3."""
+
+import time
+from collections.abc import Iterable
+
+from rl_is.core.types import Batch, Params
+from rl_is.rollout.buffer import LagQueue
+from rl_is.rollout.generator import Generator
+from rl_is.rollout.publisher import Publisher
+
+
+class Lagged:
+  """Batch n is exactly `lag` updates old; nothing runs beside the learner.
+
+  Batch n holds the prompts n * prompts_per_batch onwards of the stream.
+  """
+
+  def __init__(self, generator: Generator, publisher: Publisher, *, lag: int,
+               updates_per_batch: int, prompts_per_batch: int, batches: int,
+               first: int = 0, waiting: Iterable[Batch] = ()):
+    self._generator, self._publisher = generator, publisher
+    self._prompts, self._total = prompts_per_batch, batches
+    self._queue = LagQueue(lag, updates_per_batch, waiting, first)
+    self._seconds = self._tokens = 0.0
+
+  def publish(self, version: int, params: Params) -> None:
+    self._publisher.publish(version, params)
+
+  def batch(self, n: int) -> Batch:
+    began, self._tokens = time.perf_counter(), 0.0
+    for m in self._queue.due(n, self._total):
+      cursors = range(m * self._prompts, (m + 1) * self._prompts)
+      batch = self._generator.groups(cursors, *self._publisher.latest())
+      self._queue.push(m, batch)
+      self._tokens += float(batch.mask.sum())
+    self._seconds = time.perf_counter() - began
+    return self._queue.pop(n)
+
+  def snapshot(self) -> tuple[list[Batch], dict[str, list[int]]]:
+    """The batches that wait, for a checkpoint; their cursors follow from n."""
+    return self._queue.waiting(), {}
+
+  def metrics(self) -> dict[str, float]:
+    return {"rollout/sampled_tokens": self._tokens,
+            "time/generator_s": self._seconds}
+
+  def close(self) -> None:
+    pass

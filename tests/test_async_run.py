@@ -1,0 +1,109 @@
+"""Whole runs whose generator works beside the learner."""
+
+import collections
+
+import numpy as np
+import pytest
+from test_train import equal, tiny, warm  # noqa: F401  (a fixture)
+
+from rl_is import train
+from rl_is.infra import metrics
+from rl_is.rollout import asynchronous, generator
+
+ASYNC = dict(objective__preset="tis", rollout__mode="async",
+             evaluate__prompts=0)
+
+
+def test_max_lag_0_equals_lag_0_bit_for_bit(warm, tmp_path, one_device):
+  sync = train.run(tiny(warm, objective__preset="tis", evaluate__prompts=0),
+                   str(tmp_path / "sync"), devices=one_device)
+  beside = train.run(tiny(warm, **ASYNC), str(tmp_path / "async"),
+                     devices=one_device)
+  equal(sync.params, beside.params)
+
+
+def test_max_lag_0_on_disjoint_devices_equals_lag_0_in_norm(warm, tmp_path,
+                                                            one_device):
+  sync = train.run(tiny(warm, objective__preset="tis", evaluate__prompts=0),
+                   str(tmp_path / "sync"), devices=one_device)
+  beside = train.run(tiny(warm, rollout__sampler_devices=4, **ASYNC),
+                     str(tmp_path / "async"))
+  import jax
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(
+      a, b, rtol=0, atol=1e-5 * np.abs(a).max()), sync.params, beside.params)
+
+
+def test_lag_is_bounded_and_told(warm, tmp_path, one_device):
+  train.run(tiny(warm, rollout__max_lag=3, train__steps=12, **ASYNC),
+            str(tmp_path), devices=one_device)
+  rows = metrics.read(str(tmp_path))
+  assert max(row["rollout/staleness_max"] for row in rows) <= 3
+  for row in rows:
+    shares = [row[f"rollout/lag{k}_frac"] for k in range(9)]
+    assert sum(shares) == pytest.approx(1) and sum(shares[4:]) == 0
+    assert row["rollout/version_span_max"] == 0
+    assert row["time/learner_wait_s"] >= 0 and row["rollout/buffer_depth"] >= 1
+
+
+@pytest.mark.parametrize("order", asynchronous.ORDERS)
+def test_a_resumed_run_trains_every_prompt_once(warm, tmp_path, one_device,
+                                                monkeypatch, order):
+  """The multiset of trained prompts is that of an uninterrupted run."""
+  config = tiny(warm, rollout__max_lag=4, rollout__order=order, train__steps=8,
+                checkpoint__every=3, **ASYNC)
+  cursors = {}  # the bytes of a group -> its cursor
+  trained = collections.defaultdict(list)  # step -> cursors; redone ones replace
+  sample, batch_of = generator.Generator.groups, asynchronous.Asynchronous.batch
+  size = config.rollout.group_size
+  key = lambda tokens: tokens.tobytes()
+
+  def groups(self, asked, *weights):
+    batch = sample(self, asked, *weights)
+    for i, cursor in enumerate(asked):
+      cursors[key(batch.tokens[i * size:(i + 1) * size])] = cursor
+    return batch
+
+  def batch(self, n):
+    if n == stop:
+      raise KeyboardInterrupt
+    out = batch_of(self, n)
+    trained[n] = [cursors[key(out.tokens[i:i + size])]
+                  for i in range(0, len(out.tokens), size)]
+    return out
+
+  monkeypatch.setattr(generator.Generator, "groups", groups)
+  monkeypatch.setattr(asynchronous.Asynchronous, "batch", batch)
+  for stop in (5, None):
+    try:
+      train.run(config, str(tmp_path), devices=one_device)
+    except KeyboardInterrupt:
+      pass
+  assert len(metrics.read(str(tmp_path))) == 8
+  per_batch = config.rollout.batch_size // size
+  assert sorted(sum(trained.values(), [])) == list(range(8 * per_batch))
+
+
+def test_a_dead_generator_ends_the_run_and_says_why(warm, tmp_path, one_device,
+                                                    monkeypatch):
+  def broken(self, *args):
+    raise MemoryError("no room for the cache")
+
+  monkeypatch.setattr(generator.Generator, "groups", broken)
+  with pytest.raises(RuntimeError, match="generator: no room for the cache"):
+    train.run(tiny(warm, **ASYNC), str(tmp_path), devices=one_device)
+
+
+def test_a_failed_push_stops_the_run(warm, tmp_path, one_device, monkeypatch):
+  from rl_is.rollout.publisher import Publisher
+  real = Publisher.publish
+
+  def publish(self, version, params):
+    if version == 2:
+      raise OSError("link down")
+    real(self, version, params)
+
+  monkeypatch.setattr(Publisher, "publish", publish)
+  with pytest.raises(OSError, match="link down"):
+    train.run(tiny(warm, rollout__max_lag=2, **ASYNC), str(tmp_path),
+              devices=one_device)
+  assert len(metrics.read(str(tmp_path))) == 2
