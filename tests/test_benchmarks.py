@@ -19,10 +19,20 @@ def test_loss_compiles_once_for_any_constants():
   assert all(got[f"{side}_s"] > 0 for side in got["loss"])
 
 
-def test_loss_prints_one_object():
-  run = subprocess.run(
-      [sys.executable, "-m", "benchmarks.loss", "--rows=2", "--length=8",
-       "--repeats=2"], cwd=conftest.ROOT, capture_output=True, text=True)
+def printed(name, *flags):
+  """The one JSON object that the command prints."""
+  run = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *flags],
+                       cwd=conftest.ROOT, capture_output=True, text=True)
   assert run.returncode == 0, run.stderr
-  got = json.loads(run.stdout)
+  return json.loads(run.stdout)
+
+
+def test_loss_prints_one_object():
+  got = printed("loss", "--rows=2", "--length=8", "--repeats=2")
   assert got["rows"] == 2 and math.isfinite(got["no_diagnostics_s"])
+
+
+def test_async_loop_prints_one_object():
+  got = printed("async_loop", "--steps=3")
+  assert got["devices"] == 2 and 0 < got["overlap_efficiency"] < 2
+  assert 0 <= got["learner_wait_share"] <= 1
