@@ -32,6 +32,7 @@ def test_loss_prints_one_object():
   assert got["rows"] == 2 and math.isfinite(got["no_diagnostics_s"])
 
 
+@pytest.mark.slow
 def test_async_loop_prints_one_object():
   got = printed("async_loop", "--steps=3")
   assert got["devices"] == 2 and 0 < got["overlap_efficiency"] < 2
