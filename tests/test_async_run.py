@@ -1,7 +1,12 @@
 """Whole runs whose generator works beside the learner."""
 
 import collections
+import gc
+import os
+import pathlib
+import threading
 
+import jax
 import numpy as np
 import pytest
 from test_train import equal, tiny, warm  # noqa: F401  (a fixture)
@@ -28,7 +33,6 @@ def test_max_lag_0_on_disjoint_devices_equals_lag_0_in_norm(warm, tmp_path,
                    str(tmp_path / "sync"), devices=one_device)
   beside = train.run(tiny(warm, rollout__sampler_devices=4, **ASYNC),
                      str(tmp_path / "async"))
-  import jax
   jax.tree.map(lambda a, b: np.testing.assert_allclose(
       a, b, rtol=0, atol=1e-5 * np.abs(a).max()), sync.params, beside.params)
 
@@ -107,3 +111,32 @@ def test_a_failed_push_stops_the_run(warm, tmp_path, one_device, monkeypatch):
     train.run(tiny(warm, rollout__max_lag=2, **ASYNC), str(tmp_path),
               devices=one_device)
   assert len(metrics.read(str(tmp_path))) == 2
+
+
+@pytest.mark.slow
+def test_2000_steps_grow_neither_memory_nor_threads(warm, tmp_path, one_device,
+                                                    monkeypatch):
+  resident, threads = {}, {}
+  write = metrics.MetricsWriter.write
+
+  def watched(self, step, row):
+    write(self, step, row)
+    if step in (200, 2000):
+      gc.collect()
+      resident[step] = _resident_bytes()
+      threads[step] = threading.active_count()
+
+  monkeypatch.setattr(metrics.MetricsWriter, "write", watched)
+  train.run(tiny(warm, rollout__max_lag=4, train__steps=2000,
+                 rollout__swap_tokens=2, checkpoint__every=500, **ASYNC),
+            str(tmp_path), devices=one_device)
+  print(f"resident: {resident}, threads: {threads}")
+  # A leaked batch a step would be 16 rows x 8 tokens x 9 fields, 40 MB in all;
+  # 1800 copies of the parameters far more.
+  assert resident[2000] - resident[200] < 20e6
+  assert threads[2000] <= threads[200]
+
+
+def _resident_bytes() -> int:
+  pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+  return pages * os.sysconf("SC_PAGE_SIZE")
