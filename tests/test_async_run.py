@@ -2,6 +2,7 @@
 
 import collections
 import gc
+import hashlib
 import os
 import pathlib
 import threading
@@ -14,6 +15,7 @@ from test_train import equal, tiny, warm  # noqa: F401  (a fixture)
 from rl_is import train
 from rl_is.infra import metrics
 from rl_is.rollout import asynchronous, generator
+from rl_is.rollout.publisher import Publisher
 
 ASYNC = dict(objective__preset="tis", rollout__mode="async",
              evaluate__prompts=0)
@@ -98,7 +100,6 @@ def test_a_dead_generator_ends_the_run_and_says_why(warm, tmp_path, one_device,
 
 
 def test_a_failed_push_stops_the_run(warm, tmp_path, one_device, monkeypatch):
-  from rl_is.rollout.publisher import Publisher
   real = Publisher.publish
 
   def publish(self, version, params):
@@ -111,6 +112,32 @@ def test_a_failed_push_stops_the_run(warm, tmp_path, one_device, monkeypatch):
     train.run(tiny(warm, rollout__max_lag=2, **ASYNC), str(tmp_path),
               devices=one_device)
   assert len(metrics.read(str(tmp_path))) == 2
+
+
+def test_the_samplers_weights_are_the_learners_of_that_version(
+    warm, tmp_path, monkeypatch):
+  """By checksum, on devices of its own; and never two of one version."""
+  digest = lambda params: hashlib.sha256(b"".join(
+      np.asarray(x).tobytes() for x in jax.tree.leaves(params))).hexdigest()
+  published, sampled = {}, {}
+  publish, groups = Publisher.publish, generator.Generator.groups
+
+  def recorded_publish(self, version, params):
+    published[version] = digest(params)
+    publish(self, version, params)
+
+  def recorded_groups(self, cursors, version, params, latest):
+    sampled[version] = digest(params)
+    here = {d for x in jax.tree.leaves(params) for d in x.devices()}
+    assert here == set(jax.devices()[4:])
+    return groups(self, cursors, version, params, latest)
+
+  monkeypatch.setattr(Publisher, "publish", recorded_publish)
+  monkeypatch.setattr(generator.Generator, "groups", recorded_groups)
+  train.run(tiny(warm, rollout__max_lag=1, **ASYNC), str(tmp_path))
+  # An update without signal leaves the weights: fewer than 6 are different.
+  assert len(sampled) >= 2 and len(set(published.values())) >= 3
+  assert sampled == {v: published[v] for v in sampled}
 
 
 @pytest.mark.slow
