@@ -5,7 +5,7 @@
 Five arms on two-digit addition, all from one warm start: on-policy, and four
 that train on data 8 optimizer updates old: without correction, and with token
 TIS, PPO clipped against the sampler, and GSPO. Prints a table and two claims
-(PASS or FAIL; exit code 1 on FAIL) and draws `ablation.svg` and `.png`. Each
+(PASS or FAIL; exit code 1 on FAIL, 143 or 130 if stopped) and draws `ablation.svg` and `.png`. Each
 arm resumes where it stands; a finished one is not run again.
 """
 
@@ -25,6 +25,7 @@ from configs import addition
 from experiments import plots
 from rl_is import overrides, train
 from rl_is.infra import metrics
+from rl_is.infra.preemption import Stopped
 
 LAG = 8
 LAST = 20  # 'ends' = mean training reward of the last 20 steps
@@ -157,12 +158,15 @@ def draw(rows: Mapping[tuple[str, int], list[dict]], summary: Sequence[dict],
          stem: str, command: str) -> list[str]:
   """Reward large on the left; ESS, KL, clip fraction small on the right."""
   def curves(metric_of, window=LAST, arms=tuple(ARMS)):
-    return {ARMS[a].title: [plots.moving_mean(_column(run, metric_of(ARMS[a])),
-                                              window)
-                            for (name, _), run in rows.items() if name == a]
-            for a in arms}
+    aligned = dict(zip(rows, plots.align(
+        [[row["step"] for row in run] for run in rows.values()],
+        [plots.moving_mean(_column(run, metric_of(ARMS[name])), window)
+         for (name, _), run in rows.items()])[1]))
+    return {ARMS[a].title: [curve for (name, _), curve in aligned.items()
+                            if name == a] for a in arms}
 
-  steps = max(len(run) for run in rows.values())
+  every = np.unique([row["step"] for run in rows.values() for row in run])
+  steps = int(every[-1])
   seeds = len({seed for _, seed in rows})
   with plots.style():
     figure, axes = plots.plt.subplot_mosaic(
@@ -175,7 +179,7 @@ def draw(rows: Mapping[tuple[str, int], list[dict]], summary: Sequence[dict],
     raw = {name: plots.band(c)[0] for name, c in curves(
         lambda arm: "reward/mean", window=1).items()}
     ax = axes["reward"]
-    plots.lines(ax, reward, COLORS, faint={
+    plots.lines(ax, every, reward, COLORS, faint={
         name: raw[name] for name in ("on-policy", "uncorrected")})
     ends = {name: plots.band(c)[0][-1] for name, c in reward.items()}
     low, high = ax.get_ylim()
@@ -194,15 +198,18 @@ def draw(rows: Mapping[tuple[str, int], list[dict]], summary: Sequence[dict],
     ax.set_xlim(0, steps)
 
     stale = tuple(a for a in ARMS if ARMS[a].lag)
-    plots.lines(axes["ess"], curves(lambda arm: "is/ess", arms=stale), COLORS)
+    plots.lines(axes["ess"], every, curves(lambda arm: "is/ess", arms=stale),
+                COLORS)
     axes["ess"].set_title("ESS / n of the raw token weights")
     axes["ess"].set_ylim(0, 1.05)
-    plots.lines(axes["kl"], curves(lambda arm: "is/kl_k1", arms=stale), COLORS)
+    plots.lines(axes["kl"], every, curves(lambda arm: "is/kl_k1", arms=stale),
+                COLORS)
     axes["kl"].set_title("KL(sampler || learner), nats a token")
     axes["kl"].set_yscale("log")
     axes["kl"].set_ylim(bottom=3e-3)  # the first steps are not stale yet
     acted = tuple(a for a in ARMS if ARMS[a].acted)
-    plots.lines(axes["clip"], curves(lambda arm: arm.acted, arms=acted), COLORS)
+    plots.lines(axes["clip"], every, curves(lambda arm: arm.acted, arms=acted),
+                COLORS)
     axes["clip"].set_title("share of tokens clipped (TIS: capped)")
     axes["clip"].set_yscale("log")
     axes["clip"].set_xlabel("step")
@@ -226,7 +233,11 @@ def _main(argv):
   logging.set_verbosity(logging.WARNING)
   given = flags.FLAGS
   workdir = given.workdir
-  rows = run_arms(workdir, given.seeds, given.steps, given.tiny)
+  try:
+    rows = run_arms(workdir, given.seeds, given.steps, given.tiny)
+  except Stopped as stopped:  # 0 would say PASS
+    print(stopped, file=sys.stderr)
+    sys.exit(128 + stopped.signum)
   summary = summarize(rows)
   write_csv(summary, os.path.join(workdir, "results.csv"))
   figure = draw(rows, summary, os.path.join(workdir, "ablation"),

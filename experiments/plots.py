@@ -37,21 +37,48 @@ def moving_mean(y: Sequence[float], window: int) -> np.ndarray:
   return out
 
 
+def align(steps: Sequence[Sequence[int]], curves: Sequence[Sequence[float]]
+          ) -> tuple[np.ndarray, list[np.ndarray]]:
+  """All steps that some seed has, and each seed's values there, else NaN.
+
+  By the step and never by the place in the log: seeds may be of different
+  length, or logged at different steps.
+  """
+  every = np.unique(np.concatenate([np.asarray(s, int) for s in steps]))
+  out = []
+  for at, y in zip(steps, curves, strict=True):
+    row = np.full(len(every), np.nan)
+    row[np.searchsorted(every, at)] = [np.nan if v is None else v for v in y]
+    out.append(row)
+  return every, out
+
+
+def counts(curves: Sequence[np.ndarray]) -> np.ndarray:
+  """How many seeds have a value at each step."""
+  return (~np.isnan(np.stack(curves))).sum(axis=0)
+
+
 def band(curves: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
-  """Mean over seeds and the standard error, None for one seed: no band."""
-  stacked = np.stack(curves)
-  error = None
-  if len(curves) > 1:
-    error = stacked.std(axis=0, ddof=1) / np.sqrt(len(curves))
-  return stacked.mean(axis=0), error
+  """Mean over the seeds that have a value there, and the standard error.
+
+  The error is NaN where only one seed has a value and None where that is so
+  everywhere: no band, not one of width 0.
+  """
+  stacked, n = np.stack(curves), counts(curves)
+  few = np.maximum(n, 1)
+  mean = np.where(n > 0, np.nansum(stacked, axis=0) / few, np.nan)
+  if (n < 2).all():
+    return mean, None
+  var = np.nansum((stacked - mean) ** 2, axis=0) / np.maximum(n - 1, 1)
+  return mean, np.where(n > 1, np.sqrt(var / few), np.nan)
 
 
-def lines(ax, series: Mapping[str, Sequence[np.ndarray]], colors: Mapping[str, str],
+def lines(ax, steps: np.ndarray, series: Mapping[str, Sequence[np.ndarray]],
+          colors: Mapping[str, str],
           faint: Mapping[str, np.ndarray] | None = None) -> None:
-  """A line a name over steps 1, 2, ..., with a band where there are seeds."""
+  """A line a name, with a band where there are seeds; curves from `align`."""
   for name, curves in series.items():
     mean, error = band(curves)
-    steps = np.arange(1, len(mean) + 1)
     if faint and name in faint:
       ax.plot(steps, faint[name], color=colors[name], alpha=0.18, linewidth=0.7)
     ax.plot(steps, mean, color=colors[name])
