@@ -59,11 +59,26 @@ def base() -> ConfigDict:
           batch_size=256,  # sequences: prompts x group_size
           group_size=8,  # samples a prompt
           record_logp=True,  # False: no sampler log-probs, so no correction
+          # Share of the answers that the learner scores too, right where they are
+          # sampled: tells the engine's mismatch from staleness.
+          rescore_share=0.0,
           record_top_k=0,  # most likely tokens written down at each: centering
           temperature=1.0,
           top_k=0,  # 0: the whole vocabulary
           top_p=1.0,  # below 1 needs top_k > 0
           max_new_tokens=placeholder(int)),  # unset: the task's longest answer
+      # What the sampler does otherwise than the learner; see rollout/mismatch.py.
+      mismatch=dict(
+          weights="none",  # "bf16", "f16", "int" or "mantissa" of `bits` bits
+          bits=placeholder(int),
+          temperature=1.0,  # the sampler's, as a factor
+          top_p=1.0,  # the sampler's alone
+          logit_sd=0.0,  # of a fixed pattern over the vocabulary, nats
+          logit_seed=0,
+          # At a share of the draws, tokens rarer than `spike_below` gain nats.
+          spike_rate=0.0,
+          spike_nats=0.0,
+          spike_below=0.01),
       objective=dict(
           preset="pg",
           **{name: placeholder(str) for name in CHOICES},

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from rl_is import ops
 from rl_is.core import checks
-from rl_is.core.types import Weights
+from rl_is.core.types import Params, Weights
 from rl_is.infra import mesh as mesh_lib
 from rl_is.infra import rng
 from rl_is.infra import workdir as workdir_lib
@@ -34,7 +34,7 @@ from rl_is.objective import constants as constants_lib
 from rl_is.objective import presets
 from rl_is.objective import spec as spec_lib
 from rl_is.objective.compose import Objective
-from rl_is.rollout import asynchronous, generator
+from rl_is.rollout import asynchronous, generator, mismatch
 from rl_is.rollout.buffer import LagQueue
 from rl_is.tasks import Task, make_task
 
@@ -51,6 +51,10 @@ class Parts:
   tx: optax.GradientTransformation
   mesh: Mesh
   sampler_mesh: Mesh  # the learner's own, unless the sampler works beside it
+  # How the sampler departs from the learner: its weights, of the learner's, and
+  # the dials in use as metrics; what it does to logits is in `sampling`.
+  sampler_weights: Callable[[Params], Params] | None
+  dials: dict[str, float]
 
 
 # Field -> (low, high, is low allowed). int or float follows the config's type.
@@ -68,11 +72,20 @@ _RANGES = {
     "rollout.swap_tokens": (0, math.inf, True),
     "rollout.batch_size": (1, math.inf, True),
     "rollout.group_size": (1, math.inf, True),
+    "rollout.rescore_share": (0, 1, True),
     "rollout.top_k": (0, math.inf, True),
     "rollout.record_top_k": (0, math.inf, True),
     "rollout.top_p": (0, 1, False),
     "rollout.temperature": (-math.inf, math.inf, False),  # sampler.check
     "rollout.max_new_tokens": (1, math.inf, True),
+    "mismatch.bits": (1, 23, True),  # mismatch.check_weights
+    "mismatch.temperature": (0, 1e3, False),
+    "mismatch.top_p": (0, 1, False),
+    "mismatch.logit_sd": (0, 1e3, True),
+    "mismatch.logit_seed": (0, 2**32 - 1, True),
+    "mismatch.spike_rate": (0, 1, True),
+    "mismatch.spike_nats": (-1e3, 1e3, True),
+    "mismatch.spike_below": (0, 1, False),
     "optimizer.learning_rate": (0, 1e9, True),
     "optimizer.warmup_updates": (0, math.inf, True),
     "optimizer.b1": (0, 1 - 1e-9, True),
@@ -97,7 +110,7 @@ _RANGES = {
 _OTHERS = {
     "task.name", "model.qk_norm", "model.tie_embeddings", "model.dtype",
     "model.param_dtype", "model.head_precision", "rollout.mode", "rollout.order", "rollout.swap_cache",
-    "rollout.record_logp", "optimizer.name", "train.full_diagnostics",
+    "rollout.record_logp", "mismatch.weights", "optimizer.name", "train.full_diagnostics",
     "train.psis", "warm_start.path", "track.tensorboard"}
 _PREFIXES = ("objective.", "task.kwargs")
 
@@ -117,17 +130,20 @@ def build(config: ConfigDict, *, corrections: Mapping[str, ops.Row | Callable]
   task = make_task(config.task.name, **config.task.kwargs.to_dict())
   model = Model(TransformerConfig(
       vocab_size=task.tokenizer.vocab_size, **config.model.to_dict()))
-  sampling = make_sampling(config, task)
+  sampling = make_sampling(config, task, model)
   objective, constants = make_objective(config, sampling, corrections)
   mesh, sampler_mesh = make_meshes(config, devices)
   _check_rollout(config, objective, mesh)
   _check_mode(config, sampler_mesh)
-  o = config.optimizer
+  _check_mismatch(config)
+  o, m = config.optimizer, config.mismatch
   constants |= dict(
       learning_rate=o.learning_rate, weight_decay=o.weight_decay,
       grad_clip=o.grad_clip, temperature=config.rollout.temperature)
   return Parts(task, model, sampling, objective, constants,
-               optimizer.make(o.name, o.b1, o.b2, o.eps), mesh, sampler_mesh)
+               optimizer.make(o.name, o.b1, o.b2, o.eps), mesh, sampler_mesh,
+               mismatch.sampler_weights(m.weights, m.bits),
+               mismatch.describe(m.to_dict()))
 
 
 def check_numbers(config: ConfigDict) -> None:
@@ -148,11 +164,14 @@ def check_numbers(config: ConfigDict) -> None:
       raise ValueError(f"config.{name}: expected a number, got NaN")
 
 
-def make_sampling(config: ConfigDict, task: Task) -> Sampling:
+def make_sampling(config: ConfigDict, task: Task, model: Model) -> Sampling:
   r = config.rollout
   sampling = Sampling(
-      temperature=r.temperature, top_p=r.top_p, top_k=r.top_k,
-      record_top_k=r.record_top_k,
+      temperature=r.temperature * config.mismatch.temperature,
+      top_p=r.top_p, top_k=r.top_k, record_top_k=r.record_top_k,
+      disturb=mismatch.disturbance(
+          config.mismatch.to_dict(), vocab_size=model.config.vocab_size,
+          width=model.config.padded_vocab),
       max_new_tokens=(task.max_answer_tokens if r.max_new_tokens is None
                       else r.max_new_tokens),
       eos_ids=task.tokenizer.eos_ids, pad_id=task.tokenizer.pad_id)
@@ -282,6 +301,9 @@ def _check_rollout(config: ConfigDict, objective: Objective, mesh: Mesh) -> None
         f"{objective.spec.anchor!r} with corrections "
         f"{[str(c) for c in objective.spec.corrections]} needs the sampler's "
         "log-probs; set config.rollout.record_logp=true")
+  if r.rescore_share and not r.record_logp:
+    raise ValueError(f"config.rollout.rescore_share = {r.rescore_share}: compares "
+                     "log-probs; set config.rollout.record_logp=true")
   if r.record_top_k and not r.record_logp:
     raise ValueError(f"config.rollout.record_top_k = {r.record_top_k}: records "
                      "log-probs; set config.rollout.record_logp=true")
@@ -344,6 +366,19 @@ def _check_mode(config: ConfigDict, sampler_mesh: Mesh) -> None:
   checks.divisible("config.rollout.rows_per_call", rows,
                    "config.rollout.group_size", r.group_size)
   mesh_lib.check_rows(sampler_mesh, "config.rollout.rows_per_call", rows)
+
+
+def _check_mismatch(config: ConfigDict) -> None:
+  """A dial that would not act, or could not, is refused."""
+  m = config.mismatch
+  mismatch.check_weights("config.mismatch", m.weights, m.bits)
+  if m.weights == "mantissa" and config.model.param_dtype == "float64":
+    raise ValueError("config.mismatch.weights: 'mantissa' rounds float32 or "
+                     "narrower, got model.param_dtype = 'float64'")
+  if m.top_p < 1 and config.rollout.top_k:
+    raise ValueError(
+        f"config.mismatch.top_p = {m.top_p}: expected rollout.top_k = 0 (its "
+        f"kept set would tell the learner), got {config.rollout.top_k}")
 
 
 def abstract_state(config: ConfigDict, parts: Parts) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from rl_is import overrides, train
 from rl_is.core import checks
+from rl_is.infra.preemption import Stopped
 from rl_is.objective import presets
 
 
@@ -98,7 +99,9 @@ def main() -> None:
     app.run(lambda argv: _main(argv, changes))
   except (ValueError, OSError, FloatingPointError, ImportError) as error:
     sys.exit(f"error: {error}")
-  except KeyboardInterrupt:
+  except Stopped as stopped:  # as asked, and nothing is lost: exit code 0
+    print(stopped, file=sys.stderr)
+  except KeyboardInterrupt:  # before the run
     sys.exit("stopped; the same command goes on from the last checkpoint")
 
 

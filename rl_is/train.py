@@ -29,9 +29,10 @@ from rl_is.core.types import Batch, Params
 from rl_is.infra import checkpoint as checkpoint_lib
 from rl_is.infra import metrics as metrics_lib
 from rl_is.infra import mesh as mesh_lib
-from rl_is.infra import progress, rng
+from rl_is.infra import preemption, progress, rng
 from rl_is.infra import workdir as workdir_lib
 from rl_is.infra.checkpoint import Checkpoints, Saved
+from rl_is.infra.preemption import Preemption
 from rl_is.learner import state as state_lib
 from rl_is.learner import step as step_lib
 from rl_is.learner.state import State
@@ -62,33 +63,41 @@ def run(config: ConfigDict, workdir: str, *,
       `config.objective.corrections` calls them by; see `build`.
     devices: a subset of jax.devices().
     label: what the progress calls this run.
-  """
-  # ---- What is asked for; what cannot work is refused here. ----------------
-  parts = build_lib.build(config, corrections=corrections, devices=devices)
-  if config.train.psis:
-    psis.check()
-  _claim(workdir, config, corrections)
-  U, steps = config.train.updates_per_batch, config.train.steps
 
+  Raises:
+    preemption.Stopped: after SIGTERM or Ctrl-C, with all complete steps saved;
+      called again alike it goes on.
+  """
   with contextlib.ExitStack() as stack:
+    stop = stack.enter_context(Preemption())
+    # ---- What is asked for; what cannot work is refused here. --------------
+    with stop.at_once():
+      parts = build_lib.build(config, corrections=corrections, devices=devices)
+    if config.train.psis:
+      psis.check()
+    _claim(workdir, config, corrections)
+    U, steps = config.train.updates_per_batch, config.train.steps
     stack.enter_context(workdir_lib.lock(workdir))
     # ---- State: 1. this run's newest checkpoint, 2. the warm start. ---------
     checkpoints = stack.enter_context(contextlib.closing(
         Checkpoints(workdir, keep=config.checkpoint.keep)))
     saved = checkpoints.restore_newest(build_lib.abstract_state(config, parts))
-    start = saved.position["step"] if saved else 0
-    if start < steps:  # else this call makes nothing
+    start = stop.step = saved.position["step"] if saved else 0
+    first = min(start, _rows(saved, workdir))  # start - 1: see `_rows`
+    if first < steps:  # else this call makes nothing
       _header(config, parts, workdir, start)
     if saved:
       state, ref = saved.state["learner"], saved.state.get("ref")
       waiting, begun = saved.queue, saved.begun
-      _check_position(saved.position, config, start)
     else:
-      state, ref = _begin(config, parts, workdir)
+      state, ref = _begin(config, parts, workdir, stop.check)
       waiting, begun = [], {}
+    identity = _identity(config, parts, ref)
+    if saved:
+      _check_position(saved.position, identity, start)
     writer = stack.enter_context(contextlib.closing(metrics_lib.MetricsWriter(
-        workdir, after_step=start, tensorboard=config.track.tensorboard)))
-    if start >= steps:
+        workdir, after_step=first, tensorboard=config.track.tensorboard)))
+    if first >= steps:
       print(f"{label}: already complete ({start} steps) in {workdir}",
             file=sys.stderr)
       return Result(state.params, writer.last)
@@ -101,23 +110,33 @@ def run(config: ConfigDict, workdir: str, *,
     bar = stack.enter_context(progress.Steps(label, steps, done=start))
 
     # ---- The loop. ----------------------------------------------------------
-    row, reward_average, idle = {}, math.nan, _Idle(config, parts)
-    for n in range(start, steps):
-      source.publish(n * U, state.params)
-      batch = source.batch(n)
-      began = time.perf_counter()
+    last = saved  # what a stop saves; None before the first step
+    stack.enter_context(preemption.on_stop(
+        lambda: last and checkpoints.save(last)))
+    row = saved.position.get("row") if saved else None
+    reward_average, idle = math.nan, _Idle(config, parts)
+    for n in range(first, steps):
+      if n >= start:  # else it is trained, and only its evaluation was cut
+        with stop.at_once():
+          source.publish(n * U, state.params)
+          batch = source.batch(n)
+        began = time.perf_counter()
 
-      state, learned = _learn(state, ref, batch, parts, config, n)
+        state, learned = _learn(state, ref, batch, parts, config, n)
 
-      row = {**batching.describe(batch, n * U), **learned, **source.metrics(),
-             "time/learner_s": time.perf_counter() - began}
+        row = {**batching.describe(batch, n * U), **learned, **source.metrics(),
+               **parts.dials, "time/learner_s": time.perf_counter() - began}
+        stop.step = n + 1
       if _is_due(n + 1, config.evaluate.every, steps) and config.evaluate.prompts:
-        row |= evaluate_lib.evaluate(state.params, config, parts)
+        last = _saved(state, ref, source, identity, n + 1, row)
+        with stop.at_once():
+          row |= evaluate_lib.evaluate(state.params, config, parts)
       writer.write(n + 1, row)
       # A checkpoint comes after the row of its step: a resumed run drops the
       # rows behind the checkpoint, and none is missing before it.
+      last = _saved(state, ref, source, identity, n + 1)
       if _is_due(n + 1, config.checkpoint.every, steps):
-        checkpoints.save(n + 1, _saved(state, ref, source, config, n + 1))
+        checkpoints.save(last)
       idle.see(row)
       reward_average = _average(reward_average, row["reward/mean"])
       bar.update(n + 1, f"reward {reward_average:.3f}")
@@ -174,7 +193,7 @@ def _header(config: ConfigDict, parts: Parts, workdir: str, start: int) -> None:
   """Prints, and adds to provenance.jsonl, what runs where and from which code."""
   provenance = dict(workdir_lib.provenance(), mesh=mesh_lib.describe(parts.mesh))
   resolved = dict(objective=dataclasses.asdict(parts.objective.spec),
-                  constants=parts.constants,
+                  constants=parts.constants, mismatch=parts.dials,
                   max_new_tokens=parts.sampling.max_new_tokens)
   shown = dict(config=config.to_dict(), resolved=resolved, **provenance)
   print(json.dumps(shown, indent=1, default=str), file=sys.stderr)
@@ -183,12 +202,12 @@ def _header(config: ConfigDict, parts: Parts, workdir: str, start: int) -> None:
                                resolved=resolved), default=str) + "\n")
 
 
-def _begin(config: ConfigDict, parts: Parts, workdir: str
-           ) -> tuple[State, Params | None]:
+def _begin(config: ConfigDict, parts: Parts, workdir: str,
+           check_stop: Callable[[], None]) -> tuple[State, Params | None]:
   """The state at step 0, and the KL reference if the objective has one."""
   replicated = mesh_lib.replicated(parts.mesh)
   if config.warm_start.steps:
-    params = warm_start.params(config, parts, workdir)
+    params = warm_start.params(config, parts, workdir, check_stop)
     state = jax.jit(state_lib.create, static_argnums=(1, 2),
                     out_shardings=replicated)(
                         params, parts.tx, parts.objective)
@@ -210,8 +229,10 @@ def _source(config: ConfigDict, parts: Parts, waiting: list[Batch],
       parts.task, key=rng.key(config.seed, "sample"), seed=config.seed,
       group_size=r.group_size, model=parts.model, sampling=parts.sampling,
       mesh=parts.sampler_mesh, record_logp=r.record_logp,
-      swaps=Swaps(r.swap_tokens, r.swap_cache) if r.swap_tokens else None)
-  publisher = Publisher(mesh_lib.replicated(parts.sampler_mesh))
+      swaps=Swaps(r.swap_tokens, r.swap_cache) if r.swap_tokens else None,
+      rescore_share=r.rescore_share, temperature=r.temperature)
+  publisher = Publisher(mesh_lib.replicated(parts.sampler_mesh),
+                        parts.sampler_weights)
   common = dict(updates_per_batch=config.train.updates_per_batch,
                 batches=config.train.steps, first=start, waiting=waiting)
   if r.mode == "lag":
@@ -224,19 +245,44 @@ def _source(config: ConfigDict, parts: Parts, waiting: list[Batch],
       **common, **begun)
 
 
+def _identity(config: ConfigDict, parts: Parts, ref: Params | None
+              ) -> dict[str, int | str | None]:
+  """What is the same at every step of a run, and held to be so on resume.
+
+  The resolved aggregation: a preset's own may have changed since.
+  """
+  return dict(seed=config.seed, aggregation=parts.objective.spec.aggregation,
+              reference=None if ref is None else checkpoint_lib.digest(ref))
+
+
 def _saved(state: State, ref: Params | None, source: Lagged | Asynchronous,
-           config: ConfigDict, step: int) -> Saved:
+           identity: dict[str, int | str | None], step: int,
+           row: dict[str, float] | None = None) -> Saved:
+  """row: of the step, if it is trained but not yet evaluated and written."""
   tree = dict(learner=state)
   if ref is not None:
     tree["ref"] = ref
   waiting, begun = source.snapshot()
-  return Saved(tree, waiting, dict(
-      step=step, seed=config.seed, metrics_rows=step), begun)
+  position = dict(identity, step=step, metrics_rows=step)
+  if row is not None:
+    position |= dict(metrics_rows=step - 1, row=dict(row))
+  return Saved(tree, waiting, position, begun)
 
 
-def _check_position(position: dict, config: ConfigDict, step: int) -> None:
-  expected = dict(step=step, seed=config.seed)
-  found = {k: position[k] for k in expected}
+def _rows(saved: Saved | None, workdir: str) -> int:
+  """Of how many steps the rows are written, by the checkpoint or on disk.
+
+  One less than its step where the evaluation was cut: the checkpoint holds that
+  row. Its step is evaluated first, and then the row is on disk.
+  """
+  if saved is None:
+    return 0
+  return max(saved.position["metrics_rows"], len(metrics_lib.read(workdir)))
+
+
+def _check_position(position: dict, identity: dict, step: int) -> None:
+  expected = dict(identity, step=step)
+  found = {k: position.get(k) for k in expected}
   if found != expected:
     raise RuntimeError(f"checkpoint {step}: expected position {expected}, got "
                        f"{found}")

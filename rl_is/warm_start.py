@@ -7,6 +7,7 @@ demonstrations: the very same train step.
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +36,12 @@ _PROBE_EVERY, _PROBE_ROWS = 20, 512
 _IDENTITY = "warm_start.json"
 
 
-def params(config: ConfigDict, parts: Parts, workdir: str) -> Params:
-  """The parameters to start from: cached, or trained and cached."""
+def params(config: ConfigDict, parts: Parts, workdir: str,
+           check_stop: Callable[[], None] = lambda: None) -> Params:
+  """The parameters to start from: cached, or trained and cached.
+
+  check_stop: called before each step; raises if the run is to stop.
+  """
   path = epath.Path(config.warm_start.path or f"{workdir}/warm_start")
   identity = _identity(config)
   shapes = jax.eval_shape(parts.model.init, rng.key(config.seed, "init"))
@@ -50,7 +55,7 @@ def params(config: ConfigDict, parts: Parts, workdir: str) -> Params:
       return checkpoint.restore_params(path / "params", placed)
     for leftover in path.glob("params*"):
       leftover.rmtree()  # a kill left it half-made
-    trained, report = _train(config, parts)
+    trained, report = _train(config, parts, check_stop)
     checkpoint.save_params(path / "params", trained)
     workdir_lib.write_json(path / "done.json", report)
   return trained
@@ -71,7 +76,8 @@ def _identity(config: ConfigDict) -> dict:
           "temperature": c["rollout"]["temperature"]}
 
 
-def _train(config: ConfigDict, parts: Parts) -> tuple[Params, dict]:
+def _train(config: ConfigDict, parts: Parts, check_stop: Callable[[], None]
+           ) -> tuple[Params, dict]:
   w, task, model, mesh = config.warm_start, parts.task, parts.model, parts.mesh
   pool = [p for p in task.train if p.answer]
   encode = functools.partial(
@@ -91,6 +97,7 @@ def _train(config: ConfigDict, parts: Parts) -> tuple[Params, dict]:
   done, chance = 0, 0.0
   with progress.Steps("warm start", w.steps) as bar:
     for n in range(w.steps):
+      check_stop()
       cursors = range(n * w.batch, (n + 1) * w.batch)
       batch = jax.device_put(
           encode([pool[batching.problem_index(config.seed, c, len(pool))]

@@ -126,11 +126,11 @@ def test_the_samplers_weights_are_the_learners_of_that_version(
     published[version] = digest(params)
     publish(self, version, params)
 
-  def recorded_groups(self, cursors, version, params, latest):
-    sampled[version] = digest(params)
-    here = {d for x in jax.tree.leaves(params) for d in x.devices()}
+  def recorded_groups(self, cursors, weights, latest):
+    sampled[weights.version] = digest(weights.params)
+    here = {d for x in jax.tree.leaves(weights.params) for d in x.devices()}
     assert here == set(jax.devices()[4:])
-    return groups(self, cursors, version, params, latest)
+    return groups(self, cursors, weights, latest)
 
   monkeypatch.setattr(Publisher, "publish", recorded_publish)
   monkeypatch.setattr(generator.Generator, "groups", recorded_groups)
@@ -167,3 +167,18 @@ def test_2000_steps_grow_neither_memory_nor_threads(warm, tmp_path, one_device,
 def _resident_bytes() -> int:
   pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
   return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_engine_and_staleness_are_told_apart(warm, tmp_path, one_device):
+  """Quantised weights alone: all engine, nothing stale; lag alone: the reverse."""
+  def last(name, **changes):
+    train.run(tiny(warm, objective__preset="tis", evaluate__prompts=0,
+                   rollout__rescore_share=0.6, optimizer__learning_rate=0.01,
+                   **changes), str(tmp_path / name), devices=one_device)
+    return metrics.read(str(tmp_path / name))[-1]
+
+  quantised = last("int4", mismatch__weights="int", mismatch__bits=4)
+  assert quantised["engine/kl_k3"] > 1e-4 and quantised["stale/kl_k3"] < 1e-9
+  assert 0.5 < quantised["engine/token_frac"] < 0.8
+  old = last("old", rollout__lag=4)
+  assert old["stale/kl_k3"] > 1e-4 and old["engine/kl_k3"] < 1e-9

@@ -180,7 +180,11 @@ def test_objectives_that_need_more_of_the_loop_run_and_resume(
     ("score_centering", dict(rollout__record_top_k=3)),
     ("tis_score_centering", dict(rollout__record_top_k=99, rollout__top_k=5,
                                  rollout__top_p=0.9, rollout__temperature=0.8))])
-def test_a_stale_run_is_centred(warm, tmp_path, one_device, preset, more):
+def test_a_stale_run_is_centred(warm, tmp_path, one_device, monkeypatch, preset,
+                                more):
+  # The tiny model is hardly ever right: something that it does by chance.
+  monkeypatch.setattr(generator, "reward",
+                      lambda task, problem, text: float(len(text) > 1))
   if "rollout__temperature" in more:
     more = dict(more, warm_start__path="")  # a warm start is of one temperature
   result = train.run(
@@ -194,7 +198,7 @@ def test_a_stale_run_is_centred(warm, tmp_path, one_device, preset, more):
       whole = more["rollout__record_top_k"] == 99  # all that could be drawn
       assert row[name] == pytest.approx(1, abs=1e-5) if whole else (
           0.2 < row[name] < 1)
-    assert np.isfinite(row["loss"]) and np.isfinite(row["grad/norm"])
+    assert np.isfinite(row["loss"]) and 0 < row["grad/norm"] < np.inf
   same = abs(rows[0]["centering/head_mass"]
              - rows[0]["centering/head_mass_behaviour"])
   assert same < 1e-5  # the first batch is of these very weights
@@ -226,9 +230,9 @@ def test_non_finite_stops_the_run_and_names_the_place(warm, tmp_path, one_device
                                                       monkeypatch):
   real = generator.Generator.groups
 
-  def poisoned(self, cursors, version, params):
-    batch = real(self, cursors, version, params)
-    if version == 2:
+  def poisoned(self, cursors, weights):
+    batch = real(self, cursors, weights)
+    if weights.version == 2:
       logp = batch.logp_behaviour.copy()
       row, token = np.argwhere(batch.mask)[7]
       logp[row, token] = np.nan
@@ -299,13 +303,17 @@ def test_an_inert_clip_is_said_at_start(warm, one_device, caplog):
 
 
 @pytest.mark.parametrize("more", [{}, dict(
-    objective__preset="tis_score_centering", rollout__record_top_k=4)])
-def test_eight_devices_equal_one(warm, tmp_path, one_device, more):
+    objective__preset="score_centering", rollout__record_top_k=4,
+    rollout__lag=2, train__steps=3)])  # on stale data, or the term is 0
+def test_eight_devices_equal_one(warm, tmp_path, one_device, monkeypatch, more):
   """Data-parallel over 8 forced devices: the same parameters, in norm."""
-  changes = dict(evaluate__prompts=0, train__steps=2, optimizer__name="sgd",
-                 optimizer__learning_rate=0.1, **more)
+  monkeypatch.setattr(generator, "reward",
+                      lambda task, problem, text: float(len(text) > 1))
+  changes = dict(dict(evaluate__prompts=0, train__steps=2,
+                      optimizer__name="sgd", optimizer__learning_rate=0.1), **more)
   one = train.run(tiny(warm, **changes), str(tmp_path / "1"), devices=one_device)
   eight = train.run(tiny(warm, **changes), str(tmp_path / "8"))
+  assert one.last["grad/norm"] > 0
   for a, b in zip(*(jax.tree.leaves(jax.tree.map(np.asarray, run.params))
                     for run in (one, eight))):
     assert np.linalg.norm(a - b) <= 1e-5 * max(np.linalg.norm(a), 1e-3)

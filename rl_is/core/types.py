@@ -149,6 +149,8 @@ class Batch:
   group: Array  # [B] int32 in [0, B): the prompt a sequence belongs to
   logp_behaviour: Array | None = None  # [B, T] float32; None: not recorded
   version: Array | None = None  # [B, T] int32
+  # [B, T] the learner's score at `version`; NaN where it was not asked for
+  logp_version: Array | None = None
   kept_ids: Array | None = None  # [B, T, K]
   head_ids: Array | None = None  # [B, T, K]; see `Rollout`
   head_logp_behaviour: Array | None = None  # [B, T, K]

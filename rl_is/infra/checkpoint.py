@@ -2,10 +2,13 @@
 
 A checkpoint is complete or it does not exist: orbax writes to a temporary
 directory and renames it, so a run killed while saving resumes from the one
-before, which is kept until the new one is committed.
+before, which is kept until the new one is committed. The files are written in
+the background; the arrays are copied first, so the next step may have them.
 """
 
+import contextlib
 import dataclasses
+import hashlib
 import os
 from typing import Any
 
@@ -23,7 +26,8 @@ class Saved:
 
   state: Any  # the learner's, as placed by `abstract_state`
   queue: list[Batch]  # sampled, not yet trained on; oldest first, numpy
-  position: dict[str, int]  # step, seed, metrics_rows
+  # step, seed, metrics_rows, aggregation, reference; row: see train.py.
+  position: dict[str, Any]
   # Cursors of the prompts that are begun and not trained on; see `Asynchronous`.
   begun: dict[str, list[int]] = dataclasses.field(default_factory=dict)
 
@@ -32,14 +36,18 @@ class Checkpoints:
   """Saves and restores `Saved` under `workdir/checkpoints/<step>`."""
 
   def __init__(self, workdir: str, keep: int = 2):
+    self._step = None  # of the one saved or restored last: known to be good
+    logging.get_absl_logger().addFilter(_is_told)
     self._manager = ocp.CheckpointManager(
         os.path.join(os.path.abspath(workdir), "checkpoints"),
         options=ocp.CheckpointManagerOptions(
-            max_to_keep=keep, create=True, enable_async_checkpointing=False))
+            max_to_keep=keep, create=True, enable_async_checkpointing=True))
 
-  def save(self, step: int, saved: Saved) -> None:
-    if step in self._manager.all_steps():  # damaged, or it would not be redone
-      self._manager.delete(step)
+  def save(self, saved: Saved) -> None:
+    """Begins to; whether it could be written, the next call or `close` says."""
+    step = saved.position["step"]
+    if step == self._step:
+      return
     items = dict(state=ocp.args.StandardSave(saved.state),
                  position=ocp.args.JsonSave(
                      dict(saved.position, queued=len(saved.queue),
@@ -47,8 +55,13 @@ class Checkpoints:
     if saved.queue:  # orbax refuses an empty tree
       items["queue"] = ocp.args.StandardSave(
           {str(i): _fields(batch) for i, batch in enumerate(saved.queue)})
-    # force: the caller decides when; a step is never saved twice.
-    self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+    self._wait()
+    self._step = step
+    with self._named():
+      if step in self._manager.all_steps():  # damaged, or it would not be redone
+        self._manager.delete(step)
+      # force: the caller decides when; a step is never saved twice.
+      self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
   def restore_newest(self, abstract_state: Any) -> Saved | None:
     """The newest checkpoint that can be read; None if there is none at all.
@@ -58,7 +71,9 @@ class Checkpoints:
     failures = []
     for step in sorted(self._manager.all_steps(), reverse=True):
       try:
-        return self.restore(step, abstract_state)
+        saved = self.restore(step, abstract_state)
+        self._step = step
+        return saved
       except Exception as error:  # whatever orbax meets in damaged files
         failures.append(error)
         logging.warning("checkpoint %d of %s cannot be read (%s: %s); trying the "
@@ -83,13 +98,48 @@ class Checkpoints:
     return Saved(state, queue, position, position.pop("begun", {}))
 
   def close(self) -> None:
-    self._manager.close()
+    try:
+      self._wait()
+    finally:
+      with contextlib.suppress(Exception):  # the failure of above, once more
+        self._manager.close()
+
+  def _wait(self) -> None:
+    with self._named():
+      self._manager.wait_until_finished()
+
+  @contextlib.contextmanager
+  def _named(self):
+    """What fails while writing, in one line that says of which checkpoint."""
+    reason = None
+    try:
+      yield
+    except (OSError, ValueError, RuntimeError) as error:  # tensorstore's: any
+      reason = str(error).strip().splitlines()[0]
+    if reason:  # here, so that orbax's tasks do not live on in its traceback
+      raise OSError(f"{self._manager.directory}: cannot save checkpoint "
+                    f"{self._step}: {reason}")
+
+
+def _is_told(record) -> bool:
+  """False for the traceback of what orbax raises as well, and `_named` says."""
+  return not (record.exc_info and "orbax" in record.pathname)
 
 
 def _fields(batch: Batch) -> dict[str, np.ndarray]:
   """The recorded fields; None (not recorded) is left out, and comes back None."""
   fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
   return {k: np.asarray(v) for k, v in fields.items() if v is not None}
+
+
+def digest(params: Any) -> str:
+  """Tells parameters apart: equal for equal names, types and values."""
+  out = hashlib.blake2b(digest_size=16)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    leaf = np.asarray(leaf)
+    out.update(f"{jax.tree_util.keystr(path)}{leaf.dtype}{leaf.shape}".encode())
+    out.update(leaf.tobytes())
+  return out.hexdigest()
 
 
 def save_params(path: str, params: Any) -> None:

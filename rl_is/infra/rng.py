@@ -10,7 +10,8 @@ import jax
 from rl_is.core import checks
 
 # A number, once given, is never given to another purpose.
-PURPOSES = dict(init=0, warm_start=1, sample=2, learner=3, evaluate=4)
+PURPOSES = dict(init=0, warm_start=1, sample=2, learner=3, evaluate=4,
+                mismatch=5)
 
 
 def key(seed: int, purpose: str, *counters: int) -> jax.Array:

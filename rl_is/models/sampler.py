@@ -1,6 +1,7 @@
 """Sampling with a key-value cache, recording what was really drawn. Floor 2."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,8 @@ class Sampling:
   eos_ids: tuple[int, ...] = static(())
   pad_id: int = static(0)
   greedy: bool = static(False)  # evaluation only: the most likely token
+  # A pytree, (logits [B, V], keys [B]) -> logits: what the learner is not told.
+  disturb: Any = None
 
 
 def check(sampling: Sampling) -> None:
@@ -69,6 +72,8 @@ def draw(hidden_BD: Array, unembed_DV: Array, keys: Array, *, model: Model,
       logits_lib.head_logits(hidden_BD, unembed_DV, c.head_precision),
       temperature=1.0 if greedy else sampling.temperature,
       vocab_size=c.vocab_size, logit_softcap=c.logit_softcap)
+  if sampling.disturb is not None:
+    logits_BV = sampling.disturb(logits_BV, keys)
   ids_BK = None
   if sampling.top_k:
     logits_BV, ids_BK = logits_lib.kept_set(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rl_is import ops
-from rl_is.core import masked
+from rl_is.core import checks, masked
 from rl_is.core.types import Array, Batch, Max, Mean, PolicyOutputs, Weights
 from rl_is.objective import constants as constants_lib
 from rl_is.objective import spec as spec_lib
@@ -87,6 +87,8 @@ class Objective:
   def prepare(self, batch: Batch, constants: Mapping[str, Array],
               key: Array | None = None) -> Batch:
     """Adds `adv`, `weight`, `keep`, `token_weight`; once per batch."""
+    checks.divisible("objective: rows of the batch", batch.mask.shape[0],
+                     "updates_per_batch", self.updates_per_batch)
     self._check_recorded(batch)
     given = batch.adv
     adv, mask = self._advantages(batch, constants, key)
@@ -150,6 +152,9 @@ class Objective:
       metrics |= diagnostics.mismatch(logp, batch.logp_behaviour, mask)
       if self.full_diagnostics:
         metrics |= _breakdown(logp, batch, token.aux)
+      if batch.logp_version is not None:
+        metrics |= diagnostics.decomposed(
+            logp, batch.logp_version, batch.logp_behaviour, mask)
     metrics["policy/logp"] = masked.mean(lax.stop_gradient(logp), mask)
     return total + regularizer, metrics | more
 

@@ -124,6 +124,39 @@ def mismatch(logp: Array, logp_behaviour: Array, mask: Array
   }
 
 
+def decomposed(logp: Array, logp_version: Array, logp_behaviour: Array,
+               mask: Array) -> dict[str, Mean | Max]:
+  """`mismatch` in its two parts: another engine, and newer weights.
+
+    logp - behaviour = (version - behaviour) + (logp - version)
+
+  Args:
+    logp: [B, T] float, nats, of the policy now.
+    logp_version: [B, T] float, nats: the learner's own score at the version
+      that sampled; NaN where that is not known.
+    logp_behaviour: [B, T] float, nats, as the sampler recorded it.
+    mask: [B, T] bool or 0/1.
+
+  Returns:
+    The names of `mismatch` under `engine/` (version against behaviour, same
+    weights) and `stale/` (logp against version, same engine), and
+    `engine/token_frac`, the share of tokens that they are of. Detached.
+
+  Raises:
+    ValueError: on another shape or an integer dtype.
+
+  Limits: k1 adds up to that of `mismatch` on the same tokens; k3, ESS do not.
+  """
+  checks.like("decomposed", dict(logp=logp), logp_version=logp_version)
+  mask = checks.as_mask("decomposed", mask, jnp.shape(logp))
+  known = mask & ~jnp.isnan(logp_version)
+  under = lambda name, metrics: {
+      k.replace("is/", name): v for k, v in metrics.items()}
+  return {**under("engine/", mismatch(logp_version, logp_behaviour, known)),
+          **under("stale/", mismatch(logp, logp_version, known)),
+          "engine/token_frac": masked.mean(known, mask)}
+
+
 def correction(name: str, weights: Weights, mask: Array) -> dict[str, Mean]:
   """What a correction changed: effective against raw weights.
 

@@ -17,7 +17,7 @@ from rl_is.core import checks
 from rl_is.core.types import Batch, Params
 from rl_is.rollout import batching
 from rl_is.rollout.generator import Generator
-from rl_is.rollout.publisher import Publisher
+from rl_is.rollout.publisher import Publisher, Weights
 
 ORDERS = ("oldest", "freshest")
 
@@ -156,10 +156,10 @@ class Asynchronous:
   def _generate(self) -> None:
     try:
       while (begun := self._begin()) is not None:
-        cursors, version, params = begun
+        cursors, weights = begun
         with self._timed("generator"):
           batch = self._generator.groups(
-              cursors, version, params, self._publisher.latest)
+              cursors, weights, self._publisher.latest)
         with self._changed:
           for cursor, group in zip(cursors, batching.groups(
               batch, self._group_size), strict=True):
@@ -173,22 +173,22 @@ class Asynchronous:
         self._failure = error
         self._changed.notify_all()
 
-  def _begin(self) -> tuple[list[int], int, Params] | None:
+  def _begin(self) -> tuple[list[int], Weights] | None:
     """The next prompts and weights, once they may start; None at the end."""
     with self._changed, self._timed("generator_wait"):
       self._changed.wait_for(lambda: self._stopping or not self._cursors
                              or self._may_start())
       if self._stopping or not self._cursors:
         return None
-      version, params = self._publisher.latest()
+      weights = self._publisher.latest()
       cursors = [self._cursors.popleft() for _ in range(self._per_call)]
-      self._running |= dict.fromkeys(cursors, version)
-      return cursors, version, params
+      self._running |= dict.fromkeys(cursors, weights.version)
+      return cursors, weights
 
   def _may_start(self) -> bool:
     begun = self._trained + len(self._waiting) + len(self._running)
     return may_start((begun + self._per_call) * self._group_size,
-                     self._publisher.latest()[0], batch_size=self._batch_size,
+                     self._publisher.latest().version, batch_size=self._batch_size,
                      **self._limits)
 
   @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -11,10 +12,11 @@ from jax.sharding import Mesh
 from rl_is.core import masked
 from rl_is.core.types import Batch, Params, Rollout
 from rl_is.infra import mesh as mesh_lib
-from rl_is.models import sampler
+from rl_is.models import sampler, scoring
 from rl_is.models.sampler import Sampling
 from rl_is.models.transformer import Model
 from rl_is.rollout import batching
+from rl_is.rollout.publisher import Weights
 from rl_is.tasks import Problem, Task, reward
 
 # One program each for every run of one structure in this process.
@@ -24,8 +26,9 @@ _decode = jax.jit(sampler.decode, static_argnames=("model",), donate_argnums=1)
 _read_again = jax.jit(sampler.read_again, static_argnames=("model",),
                       donate_argnums=1)
 
+_score = jax.jit(scoring.score, static_argnames=("model",))
+
 CACHES = ("keep", "read_again")
-Weights = tuple[int, Params]  # a version and its parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +72,10 @@ def _swapping(params, prompts, key, version, swaps, latest, *, model, sampling
                     sampling=sampling)
     if state["t"] >= sampling.max_new_tokens or state["done"].all():
       return sampler.finish(state)
-    newest, params = latest()
-    if newest != version and swaps.cache == "read_again":
-      state = _read_again(params, state, model=model)
-    version = newest
+    newer = latest()
+    if newer.version != version and swaps.cache == "read_again":
+      state = _read_again(newer.params, state, model=model)
+    version, params = newer.version, newer.params
 
 
 class Generator:
@@ -84,15 +87,23 @@ class Generator:
 
   def __init__(self, task: Task, *, key: jax.Array, seed: int, group_size: int,
                model: Model, sampling: Sampling, mesh: Mesh,
-               record_logp: bool = True, swaps: Swaps | None = None):
-    self._task, self._seed = task, seed
+               record_logp: bool = True, swaps: Swaps | None = None,
+               rescore_share: float = 0.0, temperature: float = 1.0):
+    """swaps: may put newer weights under an answer; None: never.
+
+    rescore_share: of the rows, scored as the learner does, at its `temperature`
+    and with its parameters of the version that sampled.
+    """
+    self._task, self._seed, self._mesh = task, seed, mesh
+    self._share = rescore_share
+    self._score = functools.partial(_score, model=model, temperature=temperature)
     self._group_size, self._record_logp = group_size, record_logp
     self._sample = functools.partial(
         sample, task=task, key=key, group_size=group_size, model=model,
         prompt_width=task.max_prompt_tokens, sampling=sampling, mesh=mesh,
         swaps=swaps)
 
-  def groups(self, cursors: Sequence[int], version: int, params: Params,
+  def groups(self, cursors: Sequence[int], weights: Weights,
              latest: Callable[[], Weights] | None = None) -> Batch:
     """Whole groups, numpy: a queue of them is small and easily saved.
 
@@ -101,11 +112,29 @@ class Generator:
     problems = [self._task.train[batching.problem_index(
         self._seed, cursor, len(self._task.train))] for cursor in cursors]
     rollout, rewards = self._sample(
-        params, problems=problems, cursors=cursors, version=version,
-        latest=latest)
+        weights.params, problems=problems, cursors=cursors,
+        version=weights.version, latest=latest)
     _check_finite(rollout, cursors, self._group_size)
     batch = batching.assemble(rollout, rewards, self._group_size)
+    if self._share:
+      batch = batch.replace(logp_version=self._logp_version(batch, weights))
     return batch if self._record_logp else batch.replace(logp_behaviour=None)
+
+  def _logp_version(self, batch: Batch, weights: Weights) -> np.ndarray:
+    """By the learner's scorer at the version that sampled; NaN: not scored.
+
+    The first rows, a multiple of the devices. An answer of two versions, whose
+    old keys and values no one version would make, is left out.
+    """
+    devices = mesh_lib.data_size(self._mesh)
+    rows = devices * math.ceil(self._share * len(batch.reward) / devices)
+    part = jax.tree.map(lambda x: x[:rows], batch)
+    scored = jax.device_get(self._score(
+        weights.learner, jax.device_put(part, mesh_lib.rows(self._mesh))).logp)
+    out = np.full(batch.mask.shape, np.nan, np.float32)
+    one = (~part.mask | (part.version == weights.version)).all(axis=1)
+    out[:rows] = np.where(part.mask & one[:, None], scored, np.nan)
+    return out
 
 
 def _check_finite(rollout: Rollout, cursors: Sequence[int], group_size: int

@@ -30,7 +30,7 @@ class Lagged:
     began, self._tokens = time.perf_counter(), 0.0
     for m in self._queue.due(n, self._total):
       cursors = range(m * self._prompts, (m + 1) * self._prompts)
-      batch = self._generator.groups(cursors, *self._publisher.latest())
+      batch = self._generator.groups(cursors, self._publisher.latest())
       self._queue.push(m, batch)
       self._tokens += float(batch.mask.sum())
     self._seconds = time.perf_counter() - began

@@ -1,5 +1,8 @@
 """Hands versioned weights from the learner to the sampler. Floor 3."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -10,6 +13,14 @@ from rl_is.core.types import Params
 _copy = jax.jit(lambda params: jax.tree.map(jnp.copy, params))
 
 
+class Weights(NamedTuple):
+  """Of one version, where the sampler is."""
+
+  version: int
+  params: Params  # what the sampler samples with
+  learner: Params  # the learner's own; the same arrays where no dial is on
+
+
 class Publisher:
   """Holds the newest weights; `version` counts optimizer updates.
 
@@ -17,22 +28,29 @@ class Publisher:
   generator goes on under its weights while newer ones arrive.
   """
 
-  def __init__(self, placement: jax.sharding.Sharding | None = None):
-    """placement: where the sampler wants them, device to device; None: as is."""
-    self._placement = placement
-    self._latest: tuple[int, Params] | None = None  # one name: read at once
+  def __init__(self, placement: jax.sharding.Sharding | None = None,
+               transform: Callable[[Params], Params] | None = None):
+    """What the sampler is handed.
+
+    placement: where it wants them, device to device; None: as is.
+    transform: makes its parameters of the learner's; None: the same.
+    """
+    self._placement, self._transform = placement, transform
+    self._latest: Weights | None = None  # one name: read at once
 
   def publish(self, version: int, params: Params) -> None:
     """Takes a copy. A version is published once, and they only grow."""
-    newest = self._latest[0] if self._latest else -1
+    newest = self._latest.version if self._latest else -1
     if version <= newest:
       raise ValueError(f"publish: version: expected > {newest}, got {version}")
     copy = _copy(params)
     if self._placement is not None:
       copy = jax.device_put(copy, self._placement)
-    self._latest = version, copy
+    # Of the copy: what it leaves as it was, it may alias.
+    changed = copy if self._transform is None else self._transform(copy)
+    self._latest = Weights(version, changed, copy)
 
-  def latest(self) -> tuple[int, Params]:
+  def latest(self) -> Weights:
     if self._latest is None:
       raise RuntimeError("publisher: no weights were published yet")
     return self._latest

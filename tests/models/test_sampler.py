@@ -132,6 +132,30 @@ def test_the_recorded_head_is_what_is_rescored(params, prompts, temperature,
   assert (mass <= 1 + 1e-5).all()
 
 
+def test_the_head_of_an_answer_in_pieces_is_of_each_pieces_weights(
+    params, prompts):
+  """Weights swapped after two tokens: the rest is as the new ones say."""
+  s, key = sampling(record_top_k=3, eos_ids=()), jax.random.key(1)
+  other = jax.tree.map(lambda x: -x, params)
+  decode = jax.jit(functools.partial(sampler.decode, model=MODEL))
+  begun = jax.jit(functools.partial(sampler.begin, model=MODEL))(
+      params, prompts, key, sampling=s)
+  half = decode(params, begun, 3, 2, sampling=s)
+  again = jax.jit(functools.partial(sampler.read_again, model=MODEL))(
+      other, half)
+  swapped = sampler.finish(decode(other, again, 4, 2, sampling=s))
+  whole = draw(params, prompts, key, 3, sampling=s)
+  for weights, version in ((params, 3), (other, 4)):
+    at = np.asarray(swapped.version) == version
+    assert at.sum() == 2 * B
+    out = score(weights, as_batch(swapped), temperature=1.0, return_head=True)
+    np.testing.assert_allclose(np.asarray(out.logp_ids)[at], np.asarray(
+        swapped.head_logp_behaviour)[at], rtol=1e-5, atol=1e-5)
+    if version == 3:
+      np.testing.assert_array_equal(np.asarray(whole.head_ids)[at],
+                                    np.asarray(swapped.head_ids)[at])
+
+
 @pytest.mark.parametrize("top_k", [0, 6])
 def test_the_heads_log_probs_have_the_tokens_gradient(params, prompts, top_k):
   """Where a slot holds the token itself, d logp_ids is d logp."""

@@ -190,3 +190,25 @@ def test_errors_name_the_argument():
     diagnostics.breakdown(dict(a=mask[:1]), x, x, mask)
   with pytest.raises(ValueError, match="clipped: mask"):
     diagnostics.clipped(x, mask[:1], mask)
+
+
+def test_mismatch_in_its_two_parts():
+  """One token unknown, one masked; of the others, in nats:
+
+  engine: version - behaviour = .1, -.3; stale: logp - version = .2, .4.
+  """
+  behaviour = np.float32([[-1, -1, -1, -1]])
+  version = np.float32([[-.9, -1.3, np.nan, 7]])
+  logp = np.float32([[-.7, -.9, -.5, 9]])
+  mask = np.array([[1, 1, 1, 0]], bool)
+  got = _finish(diagnostics.decomposed(logp, version, behaviour, mask))
+  k3 = lambda *l: np.mean([np.expm1(x) - x for x in l])
+  want = {"engine/kl_k1": .1, "stale/kl_k1": -.3, "engine/token_frac": 2 / 3,
+          "engine/kl_k3": k3(.1, -.3), "stale/kl_k3": k3(.2, .4),
+          "engine/log_ratio_max": .3, "stale/log_ratio_max": .4}
+  for name, value in want.items():
+    assert got[name] == pytest.approx(value, rel=1e-5), name
+  # k1 adds up: that of the whole on the same tokens is .1 - .3.
+  known = mask & ~np.isnan(version)
+  whole = _finish(diagnostics.mismatch(logp, behaviour, known))
+  assert whole["is/kl_k1"] == pytest.approx(.1 - .3, rel=1e-5)

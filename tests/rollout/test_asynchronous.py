@@ -10,7 +10,7 @@ import pytest
 from rl_is.core.types import Batch
 from rl_is.rollout import asynchronous, batching
 from rl_is.rollout.asynchronous import Asynchronous
-from rl_is.rollout.publisher import Publisher
+from rl_is.rollout.publisher import Publisher, Weights
 
 
 def test_a_group_starts_only_if_it_will_be_in_time():
@@ -53,8 +53,9 @@ class Fake:
     self.calls, self.seconds = [], seconds
     self.fails_at, self.group_size = fails_at, group_size
 
-  def groups(self, cursors, version, params, latest=None):
-    assert params["version"] == version
+  def groups(self, cursors, weights, latest=None):
+    version = weights.version
+    assert weights.params["version"] == version
     time.sleep(self.seconds)
     self.calls.append((tuple(cursors), version))
     if self.fails_at in cursors:
@@ -67,6 +68,11 @@ class Fake:
         reward=np.zeros(rows, np.float32),
         group=np.arange(rows, dtype=np.int32) // self.group_size,
         version=column(version, np.int32))
+
+
+def fake_groups(cursors, version):
+  params = {"version": version}
+  return Fake().groups(cursors, Weights(version, params, params))
 
 
 def make(fake, **changes):
@@ -140,7 +146,7 @@ def test_going_on_skips_no_prompt_and_repeats_none(stop):
 
 
 def test_groups_and_join_are_inverse():
-  batch = Fake().groups([4, 7, 5], 3, {"version": 3})
+  batch = fake_groups([4, 7, 5], 3)
   parts = batching.groups(batch, 2)
   assert [p.group.tolist() for p in parts] == [[0, 0]] * 3
   again = batching.join(parts, 2)
@@ -150,7 +156,7 @@ def test_groups_and_join_are_inverse():
 
 @pytest.mark.parametrize("version,words", [(9, "9"), (3, "3"), (-1, "-1")])
 def test_an_unknown_future_or_late_version_is_an_error(version, words):
-  batch = Fake().groups([0], version, {"version": version})
+  batch = fake_groups([0], version)
   with pytest.raises(RuntimeError, match=rf"versions 4 to 8.*\[{words}\]"):
     batching.check_lag(batch, 8, 4)
   for fine in (4, 8):

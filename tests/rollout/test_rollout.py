@@ -15,7 +15,7 @@ from rl_is.models.sampler import Sampling
 from rl_is.models.transformer import Model
 from rl_is.rollout import batching, generator
 from rl_is.rollout.buffer import LagQueue
-from rl_is.rollout.publisher import Publisher
+from rl_is.rollout.publisher import Publisher, Weights
 from rl_is.tasks import Problem, make_task
 
 TASK = make_task("addition", digits=1)
@@ -28,7 +28,7 @@ def test_published_weights_survive_donation():
   publisher.publish(0, params)
   jax.jit(lambda p: jax.tree.map(lambda x: x + 1, p), donate_argnums=0)(params)
   assert params["w"].is_deleted()
-  version, held = publisher.latest()
+  version, held, learner = publisher.latest()
   assert version == 0
   np.testing.assert_array_equal(held["w"], np.arange(4.0))
 
@@ -173,9 +173,10 @@ def make_generator(task=TASK, **changes):
       sampling=Sampling(1.0, max_new_tokens=3, eos_ids=(2,)),
       mesh=mesh_lib.make(dict(data=-1, fsdp=1, tensor=1), jax.devices()[:1]))
   made = generator.Generator(task, **(kwargs | changes))
+  weights = lambda version, params: Weights(version, params, params)
   return lambda cursors, scale=1, latest=None: made.groups(
-      cursors, 0, jax.tree.map(lambda x: x * scale, params),
-      latest and (lambda: latest(params)))
+      cursors, weights(0, jax.tree.map(lambda x: x * scale, params)),
+      latest and (lambda: weights(*latest(params))))
 
 
 def test_generator_fills_every_field():
