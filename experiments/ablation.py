@@ -5,11 +5,11 @@
 Five arms on two-digit addition, all from one warm start: on-policy, and four
 that train on data 8 optimizer updates old: without correction, and with token
 TIS, PPO clipped against the sampler, and GSPO. Prints a table and two claims
-(PASS or FAIL; exit code 1 on FAIL, 143 or 130 if stopped) and draws `ablation.svg` and `.png`. Each
-arm resumes where it stands; a finished one is not run again.
+(PASS or FAIL; exit code 1 on FAIL, 143 or 130 if stopped) and draws
+`ablation.svg` and `.png`. Each arm resumes where it stands; a finished one is
+not run again.
 """
 
-import csv
 import dataclasses
 import os
 import sys
@@ -22,10 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from configs import addition
-from experiments import plots
+from experiments import command, plots
 from rl_is import overrides, train
 from rl_is.infra import metrics
-from rl_is.infra.preemption import Stopped
 
 LAG = 8
 LAST = 20  # 'ends' = mean training reward of the last 20 steps
@@ -131,13 +130,6 @@ def claims(summary: Sequence[dict]) -> list[tuple[bool, str]]:
   ]
 
 
-def write_csv(summary: Sequence[dict], path: str) -> None:
-  with open(path, "w", newline="") as file:
-    writer = csv.DictWriter(file, list(summary[0]))
-    writer.writeheader()
-    writer.writerows(summary)
-
-
 def print_table(summary: Sequence[dict]) -> None:
   table = Table(title=f"ends = mean reward of the last {LAST} steps")
   shown = dict(arm="arm", seed="seed", lag="lag", reward_end="ends",
@@ -155,7 +147,7 @@ def print_table(summary: Sequence[dict]) -> None:
 
 
 def draw(rows: Mapping[tuple[str, int], list[dict]], summary: Sequence[dict],
-         stem: str, command: str) -> list[str]:
+         stem: str, made_by: str) -> list[str]:
   """Reward large on the left; ESS, KL, clip fraction small on the right."""
   def curves(metric_of, window=LAST, arms=tuple(ARMS)):
     aligned = dict(zip(rows, plots.align(
@@ -213,7 +205,7 @@ def draw(rows: Mapping[tuple[str, int], list[dict]], summary: Sequence[dict],
     axes["clip"].set_title("share of tokens clipped (TIS: capped)")
     axes["clip"].set_yscale("log")
     axes["clip"].set_xlabel("step")
-    return plots.save(figure, stem, command)
+    return plots.save(figure, stem, made_by)
 
 
 def main():
@@ -233,21 +225,14 @@ def _main(argv):
   logging.set_verbosity(logging.WARNING)
   given = flags.FLAGS
   workdir = given.workdir
-  try:
+  with command.runs():
     rows = run_arms(workdir, given.seeds, given.steps, given.tiny)
-  except Stopped as stopped:  # 0 would say PASS
-    print(stopped, file=sys.stderr)
-    sys.exit(128 + stopped.signum)
   summary = summarize(rows)
-  write_csv(summary, os.path.join(workdir, "results.csv"))
+  command.write_csv(summary, os.path.join(workdir, "results.csv"))
   figure = draw(rows, summary, os.path.join(workdir, "ablation"),
                 "python -m experiments.ablation " + " ".join(sys.argv[1:]))
   print_table(summary)
-  verdicts = claims(summary)
-  for holds, sentence in verdicts:
-    print("PASS" if holds else "FAIL", sentence)
-  print("figure:", " ".join(figure))
-  sys.exit(0 if all(holds for holds, _ in verdicts) else 1)
+  command.judge(claims(summary), figure)
 
 
 if __name__ == "__main__":
