@@ -126,6 +126,7 @@ def run(config: ConfigDict, workdir: str, *,
 
         row = {**batching.describe(batch, n * U), **learned, **source.metrics(),
                **parts.dials, "time/learner_s": time.perf_counter() - began}
+        row |= _speeds(row)
         stop.step = n + 1
       if _is_due(n + 1, config.evaluate.every, steps) and config.evaluate.prompts:
         last = _saved(state, ref, source, identity, n + 1, row)
@@ -142,6 +143,15 @@ def run(config: ConfigDict, workdir: str, *,
       bar.update(n + 1, f"reward {reward_average:.3f}")
     idle.warn()
     return Result(state.params, dict(row, step=steps))
+
+
+def _speeds(row: Mapping[str, float]) -> dict[str, float]:
+  """Tokens a second of each side while it worked; NaN where it did not."""
+  per = lambda tokens, seconds: tokens / seconds if seconds else math.nan
+  return {"time/generator_tokens_per_s": per(row["rollout/sampled_tokens"],
+                                             row["time/generator_s"]),
+          "time/learner_tokens_per_s": per(row["rollout/tokens"],
+                                           row["time/learner_s"])}
 
 
 class _Idle:

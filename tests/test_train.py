@@ -89,6 +89,10 @@ def test_every_batch_is_exactly_lag_updates_old(warm, tmp_path, one_device,
   for n, row in enumerate(rows):
     age = n * U - max(0, n * U - lag)  # the first batches are younger
     assert row["rollout/staleness_mean"] == row["rollout/staleness_max"] == age
+    assert row["time/learner_tokens_per_s"] == pytest.approx(
+        row["rollout/tokens"] / row["time/learner_s"])
+    idle = row["rollout/sampled_tokens"] == 0  # the end: all is sampled
+    assert idle or row["time/generator_tokens_per_s"] > 0
 
 
 def test_unchanged_weights_give_ratio_one(warm, tmp_path, one_device):

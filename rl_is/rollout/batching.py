@@ -136,6 +136,7 @@ def describe(batch: Batch, learner_version: int) -> dict[str, float]:
   """Host metrics of a batch as the learner meets it; NaN where nothing counts."""
   scored = ~np.isnan(batch.reward)
   lag = (learner_version - batch.version)[batch.mask]
+  length = batch.mask.sum(axis=1)
   groups = [batch.reward[(batch.group == g) & scored]
             for g in np.unique(batch.group)]
   # Of one answer: above 0 where it went on under newer weights.
@@ -153,6 +154,10 @@ def describe(batch: Batch, learner_version: int) -> dict[str, float]:
       **{f"rollout/lag{k}_frac": mean(np.minimum(lag, LAGS - 1) == k)
          for k in range(LAGS)},
       "rollout/version_span_max": mean([span]),
-      "rollout/length_mean": mean(batch.mask.sum(axis=1)),
+      "rollout/tokens": float(batch.mask.sum()),
+      "rollout/length_mean": mean(length),
+      # Of the answers that are in a loss, and of those that no score lets in.
+      "rollout/length_scored_mean": mean(length[scored]),
+      "rollout/length_unscorable_mean": mean(length[~scored]),
       "rollout/stopped_frac": mean(batch.stop_token >= 0),
   }

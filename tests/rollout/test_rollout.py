@@ -151,7 +151,9 @@ def test_describe_counts_what_is_there():
   assert out["reward/unscorable"] == 1
   assert out["rollout/staleness_mean"] == pytest.approx((3 * 2 + 2 * 3) / 5)
   assert out["rollout/staleness_max"] == 3
-  assert out["rollout/length_mean"] == 5 / 4
+  assert out["rollout/tokens"] == 5 and out["rollout/length_mean"] == 5 / 4
+  assert out["rollout/length_scored_mean"] == pytest.approx(5 / 3)
+  assert out["rollout/length_unscorable_mean"] == 0
   assert out["rollout/stopped_frac"] == 0.25
 
 
