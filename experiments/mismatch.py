@@ -13,6 +13,7 @@ and five claims (PASS or FAIL; exit code 1 on FAIL) and draws `mismatch.svg` and
 
 import dataclasses
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -78,13 +79,16 @@ def config_of(workdir: str, tiny: bool, dial: Mapping, **changes):
   return config
 
 
+def _directory(workdir: str, part: str, title: str) -> str:
+  return os.path.join(workdir, part, re.sub(r"[^\w.]+", "_", title))
+
+
 def measure(workdir: str, tiny: bool) -> list[dict]:
   """A row a setting: the learner samples nothing new and learns nothing."""
   rows = []
   for dial in DIALS:
     for label, setting in dial.settings.items():
-      directory = os.path.join(workdir, "dials", f"{dial.title}, {label}".replace(
-          " ", "_"))
+      directory = _directory(workdir, "dials", f"{dial.title} {label}")
       still = {"optimizer.learning_rate": 0.0, "train.steps": 2}
       if not tiny:
         still["rollout.batch_size"] = 1024
@@ -120,7 +124,7 @@ def _train(workdir: str, title: str, tiny: bool, steps: int, dial: Mapping,
            **changes) -> list[dict]:
   if not tiny:
     changes["train.steps"] = steps
-  directory = os.path.join(workdir, "training", title.replace(", ", "_"))
+  directory = _directory(workdir, "training", title)
   train.run(config_of(workdir, tiny, dial, **changes), directory, label=title)
   return metrics.read(directory)
 
@@ -154,7 +158,7 @@ def claims(rows: Sequence[dict], run: Sequence[dict],
 def print_table(rows: Sequence[dict]) -> None:
   table = Table(title="the sampler against the learner, same weights")
   shown = {"dial": "dial", "setting": "setting", "kl": "KL, nats a token",
-           "log_ratio_max": "max |log ratio|", "weight_mean": "E[w]",
+           "log_ratio_max": "max |log ratio|", "weight_mean": "mean w",
            "ess": "ESS", "sequence_ess": "ESS, answers", "reward": "reward"}
   for key, title in shown.items():
     table.add_column(title, justify="left" if key in ("dial", "setting")
@@ -163,7 +167,7 @@ def print_table(rows: Sequence[dict]) -> None:
     table.add_row(*(f"{row[k]:.1e}" if k in ("kl", "log_ratio_max") else
                     f"{row[k]:.3f}" if isinstance(row[k], float) else row[k]
                     for k in shown))
-  Console(width=110).print(table)
+  Console(width=120).print(table)
 
 
 def draw(rows: Sequence[dict], run: Sequence[dict],
@@ -188,8 +192,8 @@ def draw(rows: Sequence[dict], run: Sequence[dict],
     _draw_curves(axes["learners"], np.array([row["step"] for row in first]), {
         title: np.array([row["eval/accuracy"] for row in learner])
         for title, learner in seen.items()})
-    axes["learners"].set_title("on-policy but for the sampler's weights: the "
-                               "learner's held-out accuracy")
+    axes["learners"].set_title("the learner's held-out accuracy, by the "
+                               "sampler's weights")
     axes["learners"].set_xlabel("step (one optimizer update)")
     figure.suptitle("How far each dial sets the sampler from the learner, and "
                     "what that does to learning", fontweight="bold",
@@ -207,7 +211,8 @@ def _draw_dials(kl, ess, rows: Sequence[dict]) -> None:
     ax.scatter([row[key] for row in rows], y, color=colors, s=26, zorder=3)
     ax.set_title(title)
     ax.grid(axis="y", visible=False)
-    ax.set_yticks(y, [row["setting"] for row in rows] if ax is kl else [])
+    ax.set_yticks(y, [row["setting"] for row in rows])
+  ess.tick_params(left=False, labelleft=False)
   kl.set_xscale("log")
   ess.set_xlim(0, 1.05)
   for title in titles:
@@ -220,6 +225,7 @@ def _draw_curves(ax, steps: np.ndarray, curves: Mapping[str, np.ndarray]) -> Non
   plots.lines(ax, steps, {name: [curve] for name, curve in curves.items()},
               COLORS)
   low, high = ax.get_ylim()
+  ax.set_ylim(low, high + 0.12 * (high - low))  # for names that are moved up
   plots.label_ends(ax, {name: curve[-1] for name, curve in curves.items()},
                    COLORS, steps[-1], 0.09 * (high - low))
 
