@@ -8,12 +8,12 @@ from rl_is.models.config import TransformerConfig
 
 @pytree
 class Cache:
-  """Keys and values of every layer, each [B, S, kv_heads, head_dim]."""
+  """Keys and values, each [layers, B, S, kv_heads, head_dim]."""
 
-  layers: tuple[tuple[Array, Array], ...]
+  k: Array
+  v: Array
 
 
 def empty(config: TransformerConfig, rows: int, length: int) -> Cache:
-  shape = (rows, length, config.kv_heads, config.head_dim)
-  zeros = jnp.zeros(shape, jnp.dtype(config.dtype))
-  return Cache(tuple((zeros, zeros) for _ in range(config.layers)))
+  shape = (config.layers, rows, length, config.kv_heads, config.head_dim)
+  return Cache(*(jnp.zeros(shape, jnp.dtype(config.dtype)) for _ in range(2)))

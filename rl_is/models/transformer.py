@@ -6,34 +6,26 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from rl_is.core.types import Array, Params
 from rl_is.models import layers
 from rl_is.models.cache import Cache
 from rl_is.models.config import TransformerConfig
 
-
-class _Transformer(nnx.Module):
-
-  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
-    dtype = jnp.dtype(config.param_dtype)
-    table = (config.padded_vocab, config.embed)
-    self.embed = nnx.Param(jax.random.normal(rngs.params(), table, dtype) * 0.02)
-    self.blocks = nnx.List(
-        [layers.Block(config, rngs) for _ in range(config.layers)])
-    self.final_norm = layers.RMSNorm(config.embed, config)
-    if not config.tie_embeddings:
-      self.head = nnx.Param(
-          jax.random.normal(rngs.params(), table[::-1], dtype) * 0.02)
-
-  def __call__(self, tokens_BT, positions_BT, attend_BTS, cache, start, dtype):
-    x = self.embed[...][tokens_BT].astype(dtype)
-    new = []
-    for i, block in enumerate(self.blocks):
-      x, layer_cache = block(x, positions_BT, attend_BTS,
-                             cache.layers[i] if cache else None, start)
-      new.append(layer_cache)
-    return self.final_norm(x), Cache(tuple(new)) if cache else None
+# Where each parameter's axes lie; the blocks' first axis is the layer. Rows are
+# split over data and fsdp, the widths of heads, experts and vocabulary over
+# tensor, and fsdp takes D, gathered where it is used.
+RULES = (
+    (r"embed", P("tensor", "fsdp")),
+    (r"head", P("fsdp", "tensor")),
+    (r"attention/[qkv]", P(None, "fsdp", "tensor", None)),
+    (r"attention/o", P(None, "tensor", None, "fsdp")),
+    (r"mlp/(gate|up)", P(None, "fsdp", "tensor")),
+    (r"mlp/down", P(None, "tensor", "fsdp")),
+    (r"norm/scale", P()),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +35,20 @@ class Model:
   config: TransformerConfig
 
   def init(self, key: Array) -> Params:
-    """Random parameters, a nested dict of arrays."""
-    return nnx.to_pure_dict(
-        nnx.split(_Transformer(self.config, nnx.Rngs(params=key)))[1])
+    """Random parameters, a nested dict of arrays; those of a layer stacked."""
+    c = self.config
+    dtype = jnp.dtype(c.param_dtype)
+    embed, blocks, head = jax.random.split(key, 3)
+    table = lambda key, *shape: 0.02 * jax.random.normal(key, shape, dtype)
+    params = dict(
+        embed=table(embed, c.padded_vocab, c.embed),
+        blocks=jax.vmap(lambda key: nnx.to_pure_dict(nnx.split(
+            layers.Block(c, nnx.Rngs(params=key)))[1]))(
+                jax.random.split(blocks, c.layers)),
+        final_norm=dict(scale=jnp.ones((c.embed,), dtype)))
+    if not c.tie_embeddings:
+      params["head"] = table(head, c.embed, c.padded_vocab)
+    return params
 
   def hidden(self, params: Params, tokens: Array, valid: Array) -> Array:
     """Final hidden states of whole sequences, [B, T] -> [B, T, D].
@@ -55,8 +58,13 @@ class Model:
     """
     length = tokens.shape[1]
     causal = jnp.tril(jnp.ones((length, length), bool))
-    attend = causal[None] & valid[:, None, :]
-    return self._apply(params, tokens, positions(valid), attend, None, 0)[0]
+    where = positions(valid)
+    mask = self._mask(causal[None] & valid[:, None, :], where, where)
+
+    def look(layer, cache, q, k, v):
+      return layers.attend(q, k, v, mask(layer)), cache
+
+    return self._apply(params, tokens, where, look, None)[0]
 
   def extend(self, params: Params, tokens: Array, valid: Array, cache: Cache,
              start: Array | int) -> tuple[Array, Cache]:
@@ -67,19 +75,54 @@ class Model:
     """
     columns = start + jnp.arange(tokens.shape[1])
     seen = jnp.arange(valid.shape[1])[None, :] <= columns[:, None]
-    attend = seen[None] & valid[:, None, :]
-    here = jax.lax.dynamic_slice_in_dim(
-        positions(valid), start, tokens.shape[1], axis=1)
-    return self._apply(params, tokens, here, attend, cache, start)
+    everywhere = positions(valid)
+    here = lax.dynamic_slice_in_dim(everywhere, start, tokens.shape[1], axis=1)
+    mask = self._mask(seen[None] & valid[:, None, :], here, everywhere)
+
+    def look(layer, cache, q, k, v):
+      put = lambda old, new: lax.dynamic_update_slice(
+          old, new[None], (layer["number"], 0, start, 0, 0))
+      cache = Cache(put(cache.k, k), put(cache.v, v))
+      k, v = (lax.dynamic_index_in_dim(x, layer["number"], keepdims=False)
+              for x in (cache.k, cache.v))
+      return layers.attend(q, k, v, mask(layer)), cache
+
+    return self._apply(params, tokens, here, look, cache)
 
   def unembed(self, params: Params) -> Array:
     """[D, V] with V padded; separate, so that the log-prob kernel fuses it."""
     return params["embed"].T if self.config.tie_embeddings else params["head"]
 
-  def _apply(self, params, tokens, positions_, attend, cache, start):
-    module = nnx.merge(_graph(self.config), params)
-    return module(tokens, positions_, attend, cache, start,
-                  jnp.dtype(self.config.dtype))
+  def _mask(self, seen_BTS, query_BT, key_BS):
+    """layer -> what its queries see; a local one no further than its window."""
+    c = self.config
+    if not c.window:
+      return lambda layer: seen_BTS
+    near = query_BT[:, :, None] - key_BS[:, None, :] < c.window
+    return lambda layer: seen_BTS & (near | layer["is_global"])
+
+  def _apply(self, params, tokens, positions_, look, cache):
+    """look(layer, cache, q, k, v) -> (y, cache) is how one layer attends."""
+    c = self.config
+    x = constrain_rows(params["embed"][tokens].astype(jnp.dtype(c.dtype)))
+    if c.embed_scale:
+      x = x * jnp.asarray(c.embed**0.5, x.dtype)
+    is_global = [c.is_global(i) for i in range(c.layers)]
+    of_layer = dict(
+        number=jnp.arange(c.layers), is_global=jnp.asarray(is_global),
+        theta=jnp.where(jnp.asarray(is_global), jnp.float32(c.rope_theta),
+                        jnp.float32(c.local_rope_theta)))
+
+    def body(carry, xs):
+      (x, cache), (weights, layer) = carry, xs
+      x, cache = nnx.merge(_block(c), weights)(
+          x, positions_, layer["theta"], functools.partial(look, layer, cache))
+      return (constrain_rows(x), cache), None
+
+    (x, cache), _ = lax.scan(
+        _remat(body, c), (x, cache), (params["blocks"], of_layer),
+        unroll=1 if c.scan_layers else c.layers)
+    return layers.rms_norm(x, params["final_norm"]["scale"], c.norm_eps), cache
 
 
 def positions(valid: Array) -> Array:
@@ -87,8 +130,25 @@ def positions(valid: Array) -> Array:
   return jnp.maximum(jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1, 0)
 
 
+def constrain_rows(x: Array) -> Array:
+  """Rows over data and fsdp on the mesh that is set; without one, as it is."""
+  if jax.sharding.get_abstract_mesh().empty:
+    return x
+  return lax.with_sharding_constraint(
+      x, P(("data", "fsdp"), *(None,) * (x.ndim - 1)))
+
+
+def _remat(body, config: TransformerConfig):
+  if config.remat == "none":
+    return body
+  policy = (jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+            if config.remat == "dots" else None)
+  # Inside a loop nothing could be shared across the barrier that this puts.
+  return jax.checkpoint(body, policy=policy, prevent_cse=not config.scan_layers)
+
+
 @functools.lru_cache(maxsize=None)
-def _graph(config: TransformerConfig):
-  """The static half of the module: made once per config, without arrays."""
+def _block(config: TransformerConfig):
+  """The static half of a layer: made once per config, without arrays."""
   return nnx.split(nnx.eval_shape(
-      lambda: _Transformer(config, nnx.Rngs(params=0))))[0]
+      lambda: layers.Block(config, nnx.Rngs(params=0))))[0]

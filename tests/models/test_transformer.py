@@ -45,7 +45,7 @@ def numpy_hidden(params, tokens):
   p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
   x = p["embed"][tokens]
   for i in range(CONFIG.layers):
-    b = p["blocks"][i]
+    b = jax.tree.map(lambda x: x[i], p["blocks"])
     y = rms(x, b["attention_norm"]["scale"])
     q, k, v = (np.einsum("td,dnh->tnh", y, b["attention"][n]) for n in "qkv")
     q = rotate(rms(q, b["attention"]["q_norm"]["scale"]))
@@ -154,8 +154,8 @@ def test_tied_embeddings_have_no_head():
 
 def test_head_dim_is_independent_of_the_width(params):
   """Case I01: q is [D, heads, head_dim], whatever D / heads is."""
-  assert params["blocks"][0]["attention"]["q"].shape == (12, 4, 6)
-  assert params["blocks"][0]["attention"]["k"].shape == (12, 2, 6)
+  assert params["blocks"]["attention"]["q"].shape == (2, 12, 4, 6)
+  assert params["blocks"]["attention"]["k"].shape == (2, 12, 2, 6)
 
 
 @pytest.mark.parametrize("changes,word", [
