@@ -90,8 +90,9 @@ def base() -> ConfigDict:
       # full_diagnostics: also by sign of advantage and by lag, JSD, chi-square,
       # and the cosine with the gradient before (one more copy of the parameters).
       # psis: k-hat of the sequence weights too (needs full_diagnostics, rl_is[stats]).
-      train=dict(steps=300, updates_per_batch=1, full_diagnostics=True,
-                 psis=False),
+      # microbatches: parts of an update whose gradients are added, one at a time.
+      train=dict(steps=300, updates_per_batch=1, microbatches=1,
+                 full_diagnostics=True, psis=False),
       # Supervised, before step 1: until the chance that a sampled answer to a
       # held-out prompt is right reaches `target`, or for `steps`.
       warm_start=dict(steps=600, batch=128, learning_rate=3e-3, target=0.4,

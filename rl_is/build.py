@@ -22,7 +22,7 @@ from rl_is import ops
 from rl_is.core import checks
 from rl_is.core.types import Params, Weights
 from rl_is.infra import mesh as mesh_lib
-from rl_is.infra import rng
+from rl_is.infra import rng, sharding
 from rl_is.infra import workdir as workdir_lib
 from rl_is.learner import optimizer
 from rl_is.learner import state as state_lib
@@ -95,6 +95,7 @@ _RANGES = {
     "optimizer.grad_clip": (0, math.inf, True),
     "train.steps": (1, math.inf, True),
     "train.updates_per_batch": (1, math.inf, True),
+    "train.microbatches": (1, math.inf, True),
     "warm_start.steps": (0, math.inf, True),
     "warm_start.batch": (1, math.inf, True),
     "warm_start.learning_rate": (0, 1e9, True),
@@ -285,8 +286,16 @@ def _check_rollout(config: ConfigDict, objective: Objective, mesh: Mesh) -> None
         "needs at least 2")
   checks.divisible("config.rollout.batch_size", r.batch_size,
                    "config.train.updates_per_batch", U)
-  mesh_lib.check_rows(mesh, "config.rollout.batch_size / updates_per_batch",
-                      r.batch_size // U)
+  M = config.train.microbatches
+  checks.divisible("config.rollout.batch_size / updates_per_batch",
+                   r.batch_size // U, "config.train.microbatches", M)
+  mesh_lib.check_rows(
+      mesh, "config.rollout.batch_size / updates_per_batch / microbatches",
+      r.batch_size // U // M)
+  if M > 1 and objective.coupled:
+    raise ValueError(
+        f"config.train.microbatches = {M}: {objective.coupled!r} compares all "
+        "rows of an update and needs 1")
   mesh_lib.check_rows(mesh, "config.warm_start.batch", config.warm_start.batch)
   missing = objective.inputs_needed & {"baseline", "value"}
   if missing:
@@ -389,6 +398,4 @@ def abstract_state(config: ConfigDict, parts: Parts) -> dict[str, Any]:
   tree = dict(learner=state)
   if parts.objective.needs_ref:
     tree["ref"] = state.params
-  return jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(
-          x.shape, x.dtype, sharding=mesh_lib.replicated(parts.mesh)), tree)
+  return sharding.shaped(tree, parts.model.rules, parts.mesh)

@@ -9,6 +9,7 @@ import json
 import math
 import sys
 
+import jax
 import numpy as np
 from absl import app, flags, logging
 from etils import epath
@@ -18,7 +19,7 @@ from rl_is import build as build_lib
 from rl_is.build import Parts
 from rl_is.core.types import Params
 from rl_is.infra import mesh as mesh_lib
-from rl_is.infra import rng
+from rl_is.infra import rng, sharding
 from rl_is.infra.checkpoint import Checkpoints
 from rl_is.objective import spec as spec_lib
 from rl_is.rollout import batching, generator
@@ -80,6 +81,9 @@ def evaluate(params: Params, config: ConfigDict, parts: Parts
   devices = mesh_lib.data_size(parts.mesh)
   per_call = devices * max(
       config.rollout.batch_size // (samples * devices), 1)
+  # As for the sampler: a decode reads all of the weights for each token.
+  params = jax.device_put(params, sharding.place(
+      params, parts.model.rules, parts.mesh, without=("fsdp",)))
   rewards, lengths = [], []
   for first in range(0, len(problems), per_call):
     chunk = problems[first:first + per_call]

@@ -6,6 +6,7 @@ queue (infra, rollout).
 """
 
 import contextlib
+import functools
 import dataclasses
 import json
 import math
@@ -76,6 +77,7 @@ def run(config: ConfigDict, workdir: str, *,
     if config.train.psis:
       psis.check()
     _claim(workdir, config, corrections)
+    stack.enter_context(mesh_lib.use(parts.mesh))
     U, steps = config.train.updates_per_batch, config.train.steps
     stack.enter_context(workdir_lib.lock(workdir))
     # ---- State: 1. this run's newest checkpoint, 2. the warm start. ---------
@@ -215,17 +217,15 @@ def _header(config: ConfigDict, parts: Parts, workdir: str, start: int) -> None:
 def _begin(config: ConfigDict, parts: Parts, workdir: str,
            check_stop: Callable[[], None]) -> tuple[State, Params | None]:
   """The state at step 0, and the KL reference if the objective has one."""
-  replicated = mesh_lib.replicated(parts.mesh)
+  born = functools.partial(state_lib.born, model=parts.model, mesh=parts.mesh)
+  more = dict(tx=parts.tx, objective=parts.objective)
   if config.warm_start.steps:
     params = warm_start.params(config, parts, workdir, check_stop)
-    state = jax.jit(state_lib.create, static_argnums=(1, 2),
-                    out_shardings=replicated)(
-                        params, parts.tx, parts.objective)
+    state = born(functools.partial(state_lib.create, **more))(params)
   else:
-    state = jax.jit(state_lib.init, static_argnums=(1, 2, 3),
-                    out_shardings=replicated)(
-                        rng.key(config.seed, "init"), parts.model, parts.tx,
-                        parts.objective)
+    state = born(functools.partial(
+        state_lib.init, model=parts.model, **more))(
+            rng.key(config.seed, "init"))
   # A copy: the state is donated to the first update.
   return state, jax.tree.map(jax.numpy.copy, state.params) if (
       parts.objective.needs_ref) else None
@@ -241,7 +241,7 @@ def _source(config: ConfigDict, parts: Parts, waiting: list[Batch],
       mesh=parts.sampler_mesh, record_logp=r.record_logp,
       swaps=Swaps(r.swap_tokens, r.swap_cache) if r.swap_tokens else None,
       rescore_share=r.rescore_share, temperature=r.temperature)
-  publisher = Publisher(mesh_lib.replicated(parts.sampler_mesh),
+  publisher = Publisher(parts.sampler_mesh, parts.model.rules,
                         parts.sampler_weights)
   common = dict(updates_per_batch=config.train.updates_per_batch,
                 batches=config.train.steps, first=start, waiting=waiting)
@@ -307,13 +307,15 @@ def _learn(state: State, ref: Params | None, batch: Batch, parts: Parts,
   key = rng.key(config.seed, "learner", version)
   minibatches = step_lib.jit_prepare_batch(
       state.params, ref, placed, parts.constants, key,
-      objective=parts.objective, model=parts.model)
+      objective=parts.objective, model=parts.model,
+      microbatches=config.train.microbatches)
   total = None
   for u, minibatch in enumerate(minibatches):
     state, metrics = step_lib.jit_train_step(
         state, minibatch, parts.constants, jax.random.fold_in(key, u),
         objective=parts.objective, model=parts.model, tx=parts.tx,
-        warmup_updates=config.optimizer.warmup_updates)
+        warmup_updates=config.optimizer.warmup_updates,
+        microbatches=config.train.microbatches)
     metrics = jax.device_get(metrics)
     _check_health(metrics, minibatch, n + 1, u)
     total = metrics if total is None else {

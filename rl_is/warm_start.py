@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from rl_is.build import Parts
 from rl_is.core import masked
 from rl_is.core.types import Array, Batch, Params
-from rl_is.infra import checkpoint, progress, rng
+from rl_is.infra import checkpoint, progress, rng, sharding
 from rl_is.infra import mesh as mesh_lib
 from rl_is.infra import workdir as workdir_lib
 from rl_is.learner import optimizer, step
@@ -45,9 +45,7 @@ def params(config: ConfigDict, parts: Parts, workdir: str,
   path = epath.Path(config.warm_start.path or f"{workdir}/warm_start")
   identity = _identity(config)
   shapes = jax.eval_shape(parts.model.init, rng.key(config.seed, "init"))
-  placed = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(
-          x.shape, x.dtype, sharding=mesh_lib.replicated(parts.mesh)), shapes)
+  placed = sharding.shaped(shapes, parts.model.rules, parts.mesh)
   _check_ours(path)
   workdir_lib.claim(path, identity, name=_IDENTITY)
   with workdir_lib.lock(path):
@@ -91,9 +89,9 @@ def _train(config: ConfigDict, parts: Parts, check_stop: Callable[[], None]
   constants = dict(
       temperature=config.rollout.temperature, entropy_coef=0.0, weight_decay=0.0,
       grad_clip=1.0, learning_rate=w.learning_rate)
-  state = jax.jit(state_lib.init, static_argnums=(1, 2),
-                  out_shardings=mesh_lib.replicated(mesh))(
-                      rng.key(config.seed, "init"), model, _TX)
+  state = state_lib.born(functools.partial(
+      state_lib.init, model=model, tx=_TX), model, mesh)(
+          rng.key(config.seed, "init"))
   done, chance = 0, 0.0
   with progress.Steps("warm start", w.steps) as bar:
     for n in range(w.steps):

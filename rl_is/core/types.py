@@ -40,6 +40,10 @@ class Mean:
   def __add__(self, other: "Mean") -> "Mean":
     return Mean(self.total + other.total, self.count + other.count)
 
+  def unstacked(self) -> "Mean":
+    """The sum over a first axis, where a scan has stacked many of them."""
+    return Mean(self.total.sum(axis=0), self.count.sum(axis=0))
+
   def value(self) -> Array:
     """total / count; NaN where nothing was counted (absent, never 0)."""
     empty = self.count == 0
@@ -54,6 +58,9 @@ class Max:
 
   def __add__(self, other: "Max") -> "Max":
     return Max(jnp.maximum(self.largest, other.largest))
+
+  def unstacked(self) -> "Max":
+    return Max(self.largest.max(axis=0))
 
   def value(self) -> Array:
     """The maximum; NaN where nothing was seen (absent, never 0)."""
@@ -70,6 +77,9 @@ class Each:
   def __add__(self, other: "Each") -> "Each":
     return Each(*(jnp.concatenate([x, y]) for x, y in (
         (self.values, other.values), (self.keep, other.keep))))
+
+  def unstacked(self) -> "Each":
+    return Each(self.values.reshape(-1), self.keep.reshape(-1))
 
 
 @pytree

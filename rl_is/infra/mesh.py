@@ -1,9 +1,10 @@
 """The device mesh and the two placements that everything uses. Floor 2.
 
-Axes `data`, `fsdp`, `tensor`, always all three. Parameters are replicated and
-batches split by rows over `data` and `fsdp`, until `sharding.py` brings rules.
+Axes `data`, `fsdp`, `tensor`, always all three. Batches are split by rows over
+`data` and `fsdp`; where parameters lie, `sharding.py` says.
 """
 
+import contextlib
 import math
 
 import jax
@@ -34,6 +35,11 @@ def _fill(shape: list[int], count: int) -> list[int]:
     raise ValueError(f"mesh: {named} multiplies to {known}, but there are "
                      f"{count} devices; set one size to -1")
   return [count // known if s == -1 else s for s in shape]
+
+
+def use(mesh: Mesh | None) -> contextlib.AbstractContextManager:
+  """The mesh that programs called inside constrain their arrays on."""
+  return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
 def rows(mesh: Mesh) -> NamedSharding:

@@ -1,12 +1,15 @@
 """What one optimizer update reads and writes. Floor 3."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from rl_is.core.types import Array, Params, pytree
+from rl_is.infra import sharding
 from rl_is.models.transformer import Model
 from rl_is.objective.compose import Objective
 
@@ -37,5 +40,15 @@ def create(params: Params, tx: optax.GradientTransformation,
 
 def init(key: Array, model: Model, tx: optax.GradientTransformation,
          objective: Objective | None = None) -> State:
-  """A fresh state; under jit with out_shardings it is born where it lives."""
+  """A fresh state."""
   return create(model.init(key), tx, objective)
+
+
+def born(make: Callable[..., State], model: Model, mesh: Mesh
+         ) -> Callable[..., State]:
+  """`make` compiled so that the state is never anywhere but where it lives."""
+  def make_there(*args):
+    places = sharding.place(jax.eval_shape(make, *args), model.rules, mesh)
+    return jax.jit(make, out_shardings=places)(*args)
+
+  return make_there

@@ -33,6 +33,7 @@ class Model:
   """A transformer's pure functions; hashable, so it may be a static argument."""
 
   config: TransformerConfig
+  rules = RULES  # for `infra.sharding`
 
   def init(self, key: Array) -> Params:
     """Random parameters, a nested dict of arrays; those of a layer stacked."""

@@ -76,6 +76,15 @@ class Objective:
     return ops.ADVANTAGES[self.spec.advantage].grouped
 
   @property
+  def coupled(self) -> str | None:
+    """A piece of `loss` that needs all rows of an update at once, if any."""
+    pieces = [(self.spec.surrogate, ops.SURROGATES)] + [
+        (c.name, ops.CORRECTIONS) for c in self.spec.corrections
+        if spec_lib.reads_logp(self.spec, c)]
+    return next((name for name, table in pieces
+                 if name in table and table[name].is_coupled), None)
+
+  @property
   def inputs_needed(self) -> set[str]:
     """Fields of Batch, besides the usual ones, that some piece reads."""
     rows = spec_lib.rows(self.spec, dict(self.extra)).values()

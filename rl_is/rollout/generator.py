@@ -54,9 +54,10 @@ def sample(params: Params, task: Task, problems: Sequence[Problem],
       task.tokenizer, problems, cursors, group_size, prompt_width)
   prompts = jax.device_put(prompts, mesh_lib.rows(mesh))
   how = dict(model=model, sampling=sampling)
-  rollout = jax.device_get(
-      _swapping(params, prompts, key, version, swaps, latest, **how)
-      if swaps and latest else _sample(params, prompts, key, version, **how))
+  with mesh_lib.use(mesh):
+    rollout = jax.device_get(
+        _swapping(params, prompts, key, version, swaps, latest, **how)
+        if swaps and latest else _sample(params, prompts, key, version, **how))
   texts = batching.answers(task.tokenizer, rollout)
   rewards = [reward(task, problems[row // group_size], text)
              for row, text in enumerate(texts)]
@@ -99,7 +100,7 @@ class Generator:
     self._score = functools.partial(_score, model=model, temperature=temperature)
     self._group_size, self._record_logp = group_size, record_logp
     self._sample = functools.partial(
-        sample, task=task, key=key, group_size=group_size, model=model,
+        sample, task=task, key=jax.device_put(key, mesh_lib.replicated(mesh)), group_size=group_size, model=model,
         prompt_width=task.max_prompt_tokens, sampling=sampling, mesh=mesh,
         swaps=swaps)
 
@@ -129,8 +130,9 @@ class Generator:
     devices = mesh_lib.data_size(self._mesh)
     rows = devices * math.ceil(self._share * len(batch.reward) / devices)
     part = jax.tree.map(lambda x: x[:rows], batch)
-    scored = jax.device_get(self._score(
-        weights.learner, jax.device_put(part, mesh_lib.rows(self._mesh))).logp)
+    with mesh_lib.use(self._mesh):
+      scored = jax.device_get(self._score(weights.learner, jax.device_put(
+          part, mesh_lib.rows(self._mesh))).logp)
     out = np.full(batch.mask.shape, np.nan, np.float32)
     one = (~part.mask | (part.version == weights.version)).all(axis=1)
     out[:rows] = np.where(part.mask & one[:, None], scored, np.nan)

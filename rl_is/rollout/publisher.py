@@ -5,8 +5,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from rl_is.core.types import Params
+from rl_is.infra import mesh as mesh_lib
+from rl_is.infra import sharding
 
 # A real copy: the learner donates its state, and a buffer that the sampler
 # still reads must not go with it. (`astype` to the same dtype would alias.)
@@ -28,14 +31,15 @@ class Publisher:
   generator goes on under its weights while newer ones arrive.
   """
 
-  def __init__(self, placement: jax.sharding.Sharding | None = None,
+  def __init__(self, mesh: Mesh | None = None, rules: sharding.Rules = (),
                transform: Callable[[Params], Params] | None = None):
     """What the sampler is handed.
 
-    placement: where it wants them, device to device; None: as is.
+    mesh: where it wants them, device to device, as `rules` say but gathered over
+      fsdp: a decode reads all of them for each token. None: as is.
     transform: makes its parameters of the learner's; None: the same.
     """
-    self._placement, self._transform = placement, transform
+    self._mesh, self._rules, self._transform = mesh, rules, transform
     self._latest: Weights | None = None  # one name: read at once
 
   def publish(self, version: int, params: Params) -> None:
@@ -44,10 +48,13 @@ class Publisher:
     if version <= newest:
       raise ValueError(f"publish: version: expected > {newest}, got {version}")
     copy = _copy(params)
-    if self._placement is not None:
-      copy = jax.device_put(copy, self._placement)
-    # Of the copy: what it leaves as it was, it may alias.
-    changed = copy if self._transform is None else self._transform(copy)
+    if self._mesh is not None:
+      copy = jax.device_put(copy, sharding.place(
+          copy, self._rules, self._mesh, without=("fsdp",)))
+    changed = copy
+    if self._transform is not None:  # of the copy: what it leaves, it may alias
+      with mesh_lib.use(self._mesh):
+        changed = self._transform(copy)
     self._latest = Weights(version, changed, copy)
 
   def latest(self) -> Weights:

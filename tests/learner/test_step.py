@@ -1,6 +1,7 @@
 """One optimizer update: what moves the state, and what must not."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +10,18 @@ import optax
 import pytest
 
 from rl_is.core.types import Batch
+from rl_is.infra import mesh as mesh_lib
+from rl_is.infra import sharding
 from rl_is.learner import optimizer, state as state_lib, step
 from rl_is.models.config import TransformerConfig
 from rl_is.models.transformer import Model
 from rl_is.objective.compose import Objective
 from rl_is.objective.spec import Correction, Spec
+from rl_is.ops import diagnostics
 
 MODEL = Model(TransformerConfig(vocab_size=7, vocab_multiple=8, embed=8, layers=1,
                                 heads=2, kv_heads=2, head_dim=4, mlp=8))
-TX = optimizer.make("adamw")
+TX, SGD_TX = optimizer.make("adamw"), optimizer.make("sgd")
 OBJECTIVE = Objective(Spec("pg", corrections=(Correction("tis", "current"),)))
 CONSTANTS = dict(learning_rate=1e-2, weight_decay=0.1, grad_clip=1.0,
                  temperature=1.0, cap=2.0, floor=0.0, max_log_ratio=20.0,
@@ -166,22 +170,100 @@ def test_constants_are_data(state):
   assert step.jit_train_step._cache_size() == before and len(losses) > 10
 
 
-def test_sharded_equals_one_device(state):
-  """Eight devices on `data`: the same update, in norm."""
-  from rl_is.infra import mesh as mesh_lib
-  mesh = mesh_lib.make(dict(data=-1, fsdp=1, tensor=1))
+MESHES = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (8, 1, 1),
+          (1, 4, 2), (2, 2, 2)]
+WIDE = Model(TransformerConfig(
+    vocab_size=7, embed=8, layers=2, heads=2, kv_heads=2, head_dim=4, mlp=16,
+    scan_layers=True, remat="full"))
+
+
+@pytest.fixture(scope="module")
+def eight_rows():
   double = jax.tree.map(lambda x: jnp.concatenate([x, x]), make_batch())
-  double = double.replace(group=jnp.arange(8, dtype=jnp.int32) // 2)
-  placed = jax.device_put(double, mesh_lib.rows(mesh))
-  spread = jax.device_put(state, mesh_lib.replicated(mesh))
-  new, metrics = update(state, double)
-  new_8, metrics_8 = update(spread, placed)
-  for a, b in zip(jax.tree.leaves(new.params), jax.tree.leaves(new_8.params)):
-    assert np.linalg.norm(a - b) <= 1e-3 * np.linalg.norm(a)
-  np.testing.assert_allclose(metrics["loss"].value(), metrics_8["loss"].value(),
-                             rtol=1e-5)
-  np.testing.assert_allclose(metrics["grad/norm"].value(),
-                             metrics_8["grad/norm"].value(), rtol=1e-5)
+  return double.replace(group=jnp.arange(8, dtype=jnp.int32) // 2)
+
+
+def moved_on(mesh, batch, tx, model=WIDE, **constants):
+  """(gradient norm and metrics, movement of each leaf) of one update there."""
+  born = state_lib.born(functools.partial(
+      state_lib.init, model=model, tx=tx, objective=OBJECTIVE), model, mesh)
+  placed = jax.device_put(batch, mesh_lib.rows(mesh))
+  values = dict(CONSTANTS, weight_decay=0.0, **constants)
+  with mesh_lib.use(mesh):
+    state = born(jax.random.key(0))
+    before = jax.device_get(state.params)
+    minibatch, = step.jit_prepare_batch(
+        state.params, None, placed, values, objective=OBJECTIVE, model=model)
+    new, metrics = step.jit_train_step(
+        state, minibatch, values, objective=OBJECTIVE, model=model, tx=tx)
+  places = sharding.place(new, model.rules, mesh)
+  assert all(x.sharding.is_equivalent_to(where, x.ndim) for x, where in zip(
+      jax.tree.leaves(new), jax.tree.leaves(places)))
+  return diagnostics.finish(jax.device_get(metrics)), jax.tree.map(
+      lambda a, b: np.asarray(a) - b, jax.device_get(new.params), before)
+
+
+@pytest.mark.parametrize("name,limit", [("sgd", 1e-5), ("adamw", 1e-3)])
+def test_sharded_equals_one_device(eight_rows, name, limit):
+  """Every mesh: metrics, and the step of each leaf in norm; fsdp is real."""
+  tx = optimizer.make(name)
+  expected, whole = moved_on(mesh_lib.make(dict(data=1, fsdp=1, tensor=1),
+                                           jax.devices()[:1]), eight_rows, tx)
+  for shape in MESHES[1:] if name == "sgd" else MESHES[-1:]:
+    mesh = mesh_lib.make(dict(zip(mesh_lib.AXES, shape)),
+                         jax.devices()[:math.prod(shape)])
+    metrics, step_ = moved_on(mesh, eight_rows, tx)
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(step_)):
+      assert np.linalg.norm(a - b) <= limit * np.linalg.norm(a), shape
+    for key, value in expected.items():
+      np.testing.assert_allclose(metrics[key], value, rtol=2e-5, atol=1e-6,
+                                 err_msg=f"{key} on {shape}")
+
+
+def test_the_bytes_of_a_device_are_its_share(eight_rows):
+  """fsdp 4 x tensor 2: an eighth of every matrix on each of eight devices."""
+  mesh = mesh_lib.make(dict(data=1, fsdp=4, tensor=2))
+  state = state_lib.born(functools.partial(
+      state_lib.init, model=WIDE, tx=TX), WIDE, mesh)(jax.random.key(0))
+  for x in jax.tree.leaves(state.opt_state) + jax.tree.leaves(state.params):
+    if x.ndim > 2 or x.size == 64:
+      assert x.addressable_shards[0].data.size * 8 == x.size
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_microbatches_only_add(state, eight_rows, parts):
+  """Losses, every metric and the step, of the same rows in other parts."""
+  how = dict(objective=OBJECTIVE, model=MODEL)
+  minibatch, = step.jit_prepare_batch(state.params, None, eight_rows, CONSTANTS,
+                                      **how)
+  again, = step.jit_prepare_batch(state.params, None, eight_rows, CONSTANTS,
+                                  microbatches=parts, **how)
+  assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-5,
+                                   atol=1e-6)
+  jax.tree.map(assert_close, again, minibatch)
+  new, metrics = step.jit_train_step(
+      jax.tree.map(jnp.copy, state), minibatch, CONSTANTS, tx=SGD_TX, **how)
+  split, summed = step.jit_train_step(
+      jax.tree.map(jnp.copy, state), minibatch, CONSTANTS, tx=SGD_TX,
+      microbatches=parts, **how)
+  jax.tree.map(assert_close, split.params, new.params)
+  finished, expected = diagnostics.finish(summed), diagnostics.finish(metrics)
+  assert finished.keys() == expected.keys()
+  for key, value in expected.items():
+    assert_close(finished[key], value, err_msg=key)
+
+
+def test_a_bad_token_is_found_in_any_microbatch(state, eight_rows):
+  """Row 5, token 3 is in part 1 of 4, row 1 of it: said as of the whole."""
+  minibatch, = step.jit_prepare_batch(
+      state.params, None, eight_rows, CONSTANTS, objective=OBJECTIVE,
+      model=MODEL)
+  bad = minibatch.replace(
+      logp_behaviour=minibatch.logp_behaviour.at[5, 3].set(jnp.nan))
+  _, metrics = step.jit_train_step(
+      jax.tree.map(jnp.copy, state), bad, CONSTANTS, objective=OBJECTIVE,
+      model=MODEL, tx=TX, microbatches=4)
+  assert int(metrics["update/first_bad"].value()) == 5 * 5 + 3
 
 
 @pytest.mark.parametrize("norm,limit,expected", [
