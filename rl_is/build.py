@@ -381,9 +381,19 @@ def _check_mismatch(config: ConfigDict) -> None:
   """A dial that would not act, or could not, is refused."""
   m = config.mismatch
   mismatch.check_weights("config.mismatch", m.weights, m.bits)
-  if m.weights == "mantissa" and config.model.param_dtype == "float64":
-    raise ValueError("config.mismatch.weights: 'mantissa' rounds float32 or "
+  if m.weights in ("bf16", "mantissa") and (
+      config.model.param_dtype == "float64"):
+    raise ValueError(f"config.mismatch.weights: {m.weights!r} rounds float32 or "
                      "narrower, got model.param_dtype = 'float64'")
+  if dict(bf16="bfloat16", f16="float16").get(
+      m.weights) == config.model.param_dtype:
+    raise ValueError(f"config.mismatch.weights: {m.weights!r} changes nothing: "
+                     f"model.param_dtype = {config.model.param_dtype!r}")
+  if m.spike_rate and (not m.spike_nats or m.spike_below == 1):
+    raise ValueError(
+        f"config.mismatch.spike_rate = {m.spike_rate} changes nothing: expected "
+        "spike_nats other than 0 and spike_below < 1, got "
+        f"{m.spike_nats} and {m.spike_below}")
   if m.top_p < 1 and config.rollout.top_k:
     raise ValueError(
         f"config.mismatch.top_p = {m.top_p}: expected rollout.top_k = 0 (its "

@@ -14,14 +14,14 @@ from test_train import equal, tiny, warm  # noqa: F401  (a fixture)
 
 from rl_is import train
 from rl_is.infra import metrics
-from rl_is.rollout import asynchronous, generator
+from rl_is.rollout import asynchronous, generator, mismatch
 from rl_is.rollout.publisher import Publisher
 
 ASYNC = dict(objective__preset="tis", rollout__mode="async",
              evaluate__prompts=0)
 
 
-def test_max_lag_0_equals_lag_0_bit_for_bit(warm, tmp_path, one_device):
+def test_D02_max_lag_0_equals_lag_0_bit_for_bit(warm, tmp_path, one_device):
   sync = train.run(tiny(warm, objective__preset="tis", evaluate__prompts=0),
                    str(tmp_path / "sync"), devices=one_device)
   beside = train.run(tiny(warm, **ASYNC), str(tmp_path / "async"),
@@ -29,8 +29,8 @@ def test_max_lag_0_equals_lag_0_bit_for_bit(warm, tmp_path, one_device):
   equal(sync.params, beside.params)
 
 
-def test_max_lag_0_on_disjoint_devices_equals_lag_0_in_norm(warm, tmp_path,
-                                                            one_device):
+def test_D02_on_disjoint_devices_max_lag_0_equals_lag_0_in_norm(
+    warm, tmp_path, one_device):
   sync = train.run(tiny(warm, objective__preset="tis", evaluate__prompts=0),
                    str(tmp_path / "sync"), devices=one_device)
   beside = train.run(tiny(warm, rollout__sampler_devices=4, **ASYNC),
@@ -95,7 +95,7 @@ def test_a_dead_generator_ends_the_run_and_says_why(warm, tmp_path, one_device,
     raise MemoryError("no room for the cache")
 
   monkeypatch.setattr(generator.Generator, "groups", broken)
-  with pytest.raises(RuntimeError, match="generator: no room for the cache"):
+  with pytest.raises(RuntimeError, match="generator.*no room for the cache"):
     train.run(tiny(warm, **ASYNC), str(tmp_path), devices=one_device)
 
 
@@ -114,30 +114,63 @@ def test_a_failed_push_stops_the_run(warm, tmp_path, one_device, monkeypatch):
   assert len(metrics.read(str(tmp_path))) == 2
 
 
-def test_the_samplers_weights_are_the_learners_of_that_version(
-    warm, tmp_path, monkeypatch):
-  """By checksum, on devices of its own; and never two of one version."""
-  digest = lambda params: hashlib.sha256(b"".join(
-      np.asarray(x).tobytes() for x in jax.tree.leaves(params))).hexdigest()
-  published, sampled = {}, {}
-  publish, groups = Publisher.publish, generator.Generator.groups
+# What a run's sampler samples with, whatever else is asked of the run.
+SWAPS = dict(rollout__swap_tokens=1, rollout__rows_per_call=8)
+INT4 = dict(mismatch__weights="int", mismatch__bits=4)
+KEPT = dict(rollout__top_k=5, rollout__record_top_k=3)
+
+
+@pytest.mark.parametrize("mode,shared,changes", [
+    ("lag", True, {}), ("lag", False, KEPT), ("lag", True, INT4),
+    ("async", True, {}), ("async", False, {}), ("async", False, INT4),
+    ("async", True, SWAPS), ("async", False, SWAPS | KEPT),
+    ("async", True, dict(SWAPS, rollout__swap_cache="read_again", **INT4)),
+    ("async", True, dict(rollout__order="freshest", rollout__rescore_share=1.0)),
+    ("async", True, dict(rollout__record_logp=False, objective__preset="pg")),
+])
+def test_D08_the_samplers_weights_are_the_learners_of_that_version(
+    warm, tmp_path, monkeypatch, mode, shared, changes):
+  """By checksum, at each call into the sampler; never two of one version.
+
+  With a dial they are what it makes of the learner's. Not shared: in async
+  mode the sampler has the last 4 of 8 devices.
+  """
+  def digest(params):
+    return hashlib.sha256(b"".join(
+        np.asarray(x).tobytes() for x in jax.tree.leaves(params))).hexdigest()
+
+  dial = mismatch.sampler_weights("int", 4) if "mismatch__bits" in changes else (
+      lambda params: params)
+  published, sampled = {}, []
+  publish = Publisher.publish
 
   def recorded_publish(self, version, params):
-    published[version] = digest(params)
+    published[version] = digest(dial(params))
     publish(self, version, params)
 
-  def recorded_groups(self, cursors, weights, latest):
-    sampled[weights.version] = digest(weights.params)
-    here = {d for x in jax.tree.leaves(weights.params) for d in x.devices()}
-    assert here == set(jax.devices()[4:])
-    return groups(self, cursors, weights, latest)
+  def recorded(name, version_at):
+    real = getattr(generator, name)
+    def call(params, *args, **how):
+      sampled.append((int(args[version_at]), digest(params)))
+      devices = {d for x in jax.tree.leaves(params) for d in x.devices()}
+      assert devices == set(own)
+      return real(params, *args, **how)
+    monkeypatch.setattr(generator, name, call)
 
+  own = jax.devices()[:1] if shared else (
+      jax.devices()[4:] if mode == "async" else jax.devices())
   monkeypatch.setattr(Publisher, "publish", recorded_publish)
-  monkeypatch.setattr(generator.Generator, "groups", recorded_groups)
-  train.run(tiny(warm, rollout__max_lag=1, **ASYNC), str(tmp_path))
-  # An update without signal leaves the weights: fewer than 6 are different.
-  assert len(sampled) >= 2 and len(set(published.values())) >= 3
-  assert sampled == {v: published[v] for v in sampled}
+  recorded("_sample", 2)
+  recorded("_decode", 1)
+  config = tiny(warm, **(ASYNC | changes | dict(rollout__mode=mode)))
+  config.rollout.max_lag = 1 if mode == "async" else 0
+  # Every update moves the weights: rewards by chance, as hardly any is right.
+  monkeypatch.setattr(generator, "reward",
+                      lambda task, problem, text: float(len(text) % 2))
+  train.run(config, str(tmp_path), devices=own if shared else None)
+  assert len(set(published.values())) >= 4
+  assert len({version for version, _ in sampled}) >= 2
+  assert set(sampled) <= set(published.items())
 
 
 @pytest.mark.slow

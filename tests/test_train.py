@@ -165,11 +165,12 @@ def test_a_run_is_evaluated_from_its_directory(warm, tmp_path, one_device):
 def test_objectives_that_need_more_of_the_loop_run_and_resume(
     warm, tmp_path, one_device, preset):
   """An average of the parameters, versions, batch masks, a KL reference, the
-  sampler's most likely tokens (in the queue of a checkpoint)."""
+  sampler's most likely tokens and its kept set (in the queue of a checkpoint)."""
   changes = dict(objective__preset=preset, train__updates_per_batch=2,
                  evaluate__prompts=0)
   if preset == "tis_score_centering":
-    changes["rollout__record_top_k"] = 4
+    changes |= dict(rollout__record_top_k=4, rollout__top_k=6,
+                    rollout__top_p=0.9)
   whole = train.run(tiny(warm, "lag=4", **changes), str(tmp_path / "whole"),
                     devices=one_device)
   cut = tmp_path / "cut"
@@ -177,7 +178,9 @@ def test_objectives_that_need_more_of_the_loop_run_and_resume(
   shutil.rmtree(cut / "checkpoints" / "6")  # as if stopped after step 4
   again = train.run(tiny(warm, "lag=4", **changes), str(cut), devices=one_device)
   equal(whole.params, again.params)
-  assert len(metrics.read(str(cut))) == 6
+  told = [[{k: v for k, v in row.items() if not k.startswith("time/")}
+           for row in metrics.read(str(x))] for x in (tmp_path / "whole", cut)]
+  assert told[0] == told[1] and len(told[0]) == 6
 
 
 @pytest.mark.parametrize("preset,more", [

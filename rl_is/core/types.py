@@ -138,7 +138,9 @@ class Rollout:
   tokens: Array  # [B, T] int32
   valid: Array  # [B, T] bool: a real token, attended to
   mask: Array  # [B, T] bool: sampled by the policy, with a recorded log-prob
-  logp_behaviour: Array  # [B, T] float32 nats; 0 where not `mask`
+  # [B, T] float32 nats, of the distribution drawn from: after the sampler's
+  # temperature and kept set; 0 where not `mask`.
+  logp_behaviour: Array
   version: Array  # [B, T] int32 optimizer updates behind the weights; -1 off mask
   stop_token: Array  # [B] int32: the EOS id that ended it; -1: the length limit
   kept_ids: Array | None = None  # [B, T, K] int32; -1 marks an unused slot
@@ -150,7 +152,12 @@ class Rollout:
 
 @pytree
 class Batch:
-  """What the learner consumes: rollouts, rewards, and what `prepare` adds."""
+  """What the learner consumes: rollouts, rewards, and what `prepare` adds.
+
+  Log-probs are all of tempered distributions: `logp_behaviour` (and the head's)
+  at the sampler's temperature, the others at the learner's, rollout.temperature.
+  The two are the same unless mismatch.temperature sets them apart.
+  """
 
   tokens: Array  # [B, T] int32
   valid: Array  # [B, T] bool

@@ -65,7 +65,8 @@ def kept_set(logits_V: Array, *, top_k: int, top_p: Array | float = 1.0):
   # In float32 the mass may round up to 1 early; top_p = 1 drops nothing.
   first_K = jnp.arange(top_k) == 0
   first_K = first_K.reshape((1,) * (values_K.ndim - 1) + (-1,))
-  keep_K = ((before_K < top_p) | (top_p >= 1) | first_K) & (values_K > FLOOR)
+  # So written a NaN stays: dropped, all would look like a uniform distribution.
+  keep_K = ((before_K < top_p) | (top_p >= 1) | first_K) & ~(values_K <= FLOOR)
   return (jnp.where(keep_K, values_K, FLOOR),
           jnp.where(keep_K, ids_K, -1).astype(jnp.int32))
 

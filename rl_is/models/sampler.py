@@ -101,7 +101,9 @@ def _head(logp_BV: Array, ids_BK: Array | None, size: int) -> dict[str, Array]:
   """The most likely tokens of what is drawn from; its kept set is sorted."""
   logp, ids = (lax.top_k(logp_BV, size) if ids_BK is None else
                (logp_BV[:, :size], ids_BK[:, :size]))
-  return dict(head_ids=ids, head_logp_behaviour=jnp.where(ids >= 0, logp, 0))
+  drawn = ~(logp < logits_lib.FLOOR / 2)  # a one-sided top-p may leave fewer
+  return dict(head_ids=jnp.where(drawn, ids, -1),
+              head_logp_behaviour=jnp.where(drawn, logp, 0))
 
 
 def sample(params: Params, prompts: Prompts, key: Array, version: Array | int,

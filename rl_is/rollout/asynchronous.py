@@ -112,7 +112,10 @@ class Asynchronous:
       self._changed.wait_for(lambda: self._failure or len(
           self._waiting) >= self._groups)
       if self._failure:
-        raise RuntimeError(f"generator: {self._failure}") from self._failure
+        raise RuntimeError(
+            f"generator, at prompts {sorted(self._running)}: "
+            f"{type(self._failure).__name__}: {self._failure}"
+        ) from self._failure
       self._depth = len(self._waiting)
       now = n * self._limits["updates_per_batch"]
       chosen = set(choose(

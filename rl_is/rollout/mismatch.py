@@ -57,17 +57,19 @@ def weights(params: Params, kind: str, bits: Array | int | None = None
     if kind == "int":
       axes = tuple(range(_LINEAR.get(name, 0)))
       return quantise(w, bits, axes) if axes else w
-    if kind == "mantissa":
-      return round_mantissa(w, bits)
-    return w if kind == "none" else _through(
-        w, dict(bf16=jnp.bfloat16, f16=jnp.float16)[kind])
+    if kind in ("bf16", "mantissa"):  # bit by bit: no pair of casts to be lost
+      return round_mantissa(w, 7 if kind == "bf16" else bits)
+    return w if kind == "none" else _through_f16(w)
 
   return jax.tree_util.tree_map_with_path(leaf, params)
 
 
-def _through(w: Array, dtype) -> Array:
-  """Cast and back. XLA may drop a pair of casts, but not across a barrier."""
-  return lax.optimization_barrier(w.astype(dtype)).astype(w.dtype)
+def _through_f16(w: Array) -> Array:
+  """Cast and back: its range is narrower too, so bits alone would not do.
+
+  XLA may drop a pair of casts, but not across a barrier.
+  """
+  return lax.optimization_barrier(w.astype(jnp.float16)).astype(w.dtype)
 
 
 def quantise(w: Array, bits: Array | int, axes: tuple[int, ...]) -> Array:
@@ -162,7 +164,8 @@ def pattern(seed: int, sd: float, *, vocab_size: int, width: int) -> np.ndarray:
 
   numpy, so that it follows the sampler to any devices.
   """
-  x = np.asarray(jax.random.normal(rng.key(seed, "mismatch"), (vocab_size,)))
+  x = np.asarray(jax.random.normal(
+      rng.key(seed, "mismatch"), (vocab_size,), jnp.float32))
   x = sd * (x - x.mean()) / x.std()
   return np.pad(x, (0, width - vocab_size)).astype(np.float32)
 
@@ -176,7 +179,7 @@ def nucleus(logits_V: Array, top_p: Array | float) -> Array:
       logits_V, top_k=logits_V.shape[-1], top_p=top_p)
   least = jnp.min(jnp.where(kept > logits_lib.FLOOR, kept, jnp.inf), axis=-1,
                   keepdims=True)
-  return jnp.where(logits_V >= least, logits_V, logits_lib.FLOOR)
+  return jnp.where(logits_V < least, logits_lib.FLOOR, logits_V)  # a NaN stays
 
 
 def describe(dials: Mapping) -> dict[str, float]:

@@ -120,6 +120,16 @@ def test_kept_set_never_keeps_the_padded_vocabulary():
   assert _kept(z, 5, .95) == [2, 1, 0, -1, -1]
 
 
+def test_kept_set_keeps_a_nan():
+  """One NaN makes the whole row NaN: never a uniform row of unused slots."""
+  for bad in (np.nan, np.inf):
+    z = np.float32([[1, bad, 2, 0], [1, 3, 2, 0]])
+    kept, ids = _kept_set(z, top_k=2, top_p=.9)
+    logp = logits.log_normalise(kept)
+    assert np.isnan(logp[0, 0]) and np.isfinite(logp[1]).all()
+    np.testing.assert_array_equal(ids, [[1, -1], [1, 2]])
+
+
 def test_kept_set_on_more_axes():
   z = np.log(np.stack([P, P[::-1]]))[None]
   _, ids = _kept_set(z, top_k=3, top_p=.7)

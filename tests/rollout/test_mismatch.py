@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +14,14 @@ from test_train import equal, tiny, warm  # noqa: F401  (a fixture)
 from configs import addition
 from rl_is import build, overrides, train
 from rl_is.core.types import Batch, Prompts
-from rl_is.infra import metrics
+from rl_is.infra import mesh as mesh_lib, metrics
 from rl_is.kernels import logits as logits_lib
+from rl_is.learner import step
 from rl_is.models import sampler, scoring
 from rl_is.models.config import TransformerConfig
 from rl_is.models.sampler import Sampling
 from rl_is.models.transformer import Model
-from rl_is.rollout import mismatch
+from rl_is.rollout import generator, mismatch
 from rl_is.rollout.mismatch import Disturbance, Spikes
 from rl_is.rollout.publisher import Publisher
 
@@ -153,6 +155,39 @@ def test_other_numbers_compile_nothing(params):
   assert mismatch.weights._cache_size() - before <= 2
   head = "['blocks'][0]['mlp']['up']"
   assert len({x[head].tobytes() for x in first.values()}) == len(first)
+
+
+@pytest.mark.parametrize("dtype,digits", [(jnp.bfloat16, 7), (np.float16, 10)])
+def test_narrow_parameters_keep_their_dtype(dtype, digits):
+  """A grid of `bits` bits, then rounded to the dtype; a dial that is no
+  narrower than the dtype changes no bit; zeros and a zero channel stay."""
+  w = np.random.default_rng(0).normal(size=(40, 6)).astype(dtype)
+  w[:, 2] = 0
+  tree = {"up": jnp.asarray(w)}
+  for kind, bits in (("int", 2), ("int", 8), ("mantissa", 1), ("mantissa", 23),
+                     ("bf16", None), ("f16", None)):
+    got = mismatch.weights(tree, kind, bits)["up"]
+    assert got.dtype == dtype and not got[:, 2].any()
+    wide = np.float64(got)
+    if kind == "int":
+      live = [0, 1, 3, 4, 5]
+      want, scale = np_quantise(w[:, live], bits, (0,))
+      ulp = np.abs(want) * 2.0**-digits
+      assert (np.abs(wide[:, live] - want) <= ulp + 1e-6 * scale).all()
+    elif kind == "mantissa" and bits == 1:
+      np.testing.assert_array_equal(wide, np_mantissa(w, 1))
+    elif (kind, digits) != ("bf16", 10):
+      np.testing.assert_array_equal(got, w)
+
+
+@pytest.mark.parametrize("kind,bits", [("bf16", None), ("f16", None),
+                                       ("int", 4), ("mantissa", 3)])
+def test_a_broken_weight_stays_broken(kind, bits):
+  """A NaN or an inf is never rounded into a number: its channel shows it."""
+  for junk in (np.nan, np.inf, -np.inf):
+    w = jnp.ones((3, 2)).at[1, 0].set(junk)
+    got = np.asarray(mismatch.weights({"up": w}, kind, bits)["up"])
+    assert not np.isfinite(got[1, 0]) and np.isfinite(got[:, 1]).all()
 
 
 def test_the_publisher_hands_out_what_the_dial_makes(params):
@@ -302,6 +337,66 @@ def test_spikes_hit_their_share_of_the_draws_and_say_so(params, nats):
       rate * (1 - rate) / 2048)
 
 
+ALL = Disturbance(PATTERN, Spikes(0.5, 1e3, 0.5), 0.9)
+
+
+@pytest.mark.parametrize("disturb", [
+    ALL, dataclasses.replace(ALL, top_p=None), Disturbance(pattern=1e3 * PATTERN),
+    Disturbance(spikes=Spikes(1.0, -1e3, 1.0)), Disturbance(top_p=1e-30)])
+@pytest.mark.parametrize("top_k", [0, 20])
+def test_C10_no_dial_brings_the_padded_vocabulary_up(params, disturb, top_k):
+  """Three rows of padding with by far the largest logits; 4096 draws."""
+  loud = dict(params, head=params["head"].at[:, V:].set(50.0))
+  rollout = draw(loud, rows=1024, top_k=top_k, record_top_k=20, disturb=disturb)
+  assert rollout.tokens.max() < V and rollout.head_ids.max() < V
+  assert np.isfinite(recorded(rollout)).all()
+  used = rollout.head_ids >= 0
+  assert np.isfinite(rollout.head_logp_behaviour).all()
+  mass = np.where(used, np.exp(rollout.head_logp_behaviour), 0).sum(axis=-1)
+  np.testing.assert_allclose(mass[rollout.mask], 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("spikes", [
+    Spikes(1.0, 5.0, 1.0), Spikes(1.0, 1e3, 0.2), Spikes(1.0, -1e3, 0.2)])
+def test_spikes_at_the_ends_of_their_ranges(params, spikes):
+  """Below 1 every token is raised alike: no change. 1000 nats: only the raised
+  ones are left, or only the others; what is drawn is recorded as such."""
+  rollout = draw(params, disturb=Disturbance(spikes=spikes))
+  logits = learner_logits(params, rollout)
+  want = of_token(spiked(logits, spikes.nats, spikes.below), rollout)
+  np.testing.assert_allclose(recorded(rollout), want, atol=1e-4)
+  plain = of_token(log_softmax(logits), rollout)
+  assert (np.abs(plain - want).max() < 1e-5) == (spikes.below == 1)
+  if spikes.nats > 100:
+    rare = plain < np.log(spikes.below)
+    assert rare.all() or (plain[~rare] == recorded(rollout)[~rare]).all()
+
+
+def test_a_top_p_of_almost_nothing_is_greedy(params):
+  rollout = draw(params, disturb=Disturbance(top_p=1e-30))
+  equal(rollout.tokens, draw(params, greedy=True).tokens)
+  assert (recorded(rollout) == 0).all()
+
+
+def test_eight_devices_draw_what_one_does(params):
+  """The same tokens, hits and kept sets, on any number of devices."""
+  rows = np.arange(64, dtype=np.int32)
+  prompts = Prompts(4 + rows[:, None] % 3, np.ones((64, 1), bool), rows, 0 * rows)
+  how = Sampling(0.9, max_new_tokens=4, top_k=5, disturb=dataclasses.replace(
+      ALL, spikes=Spikes(0.5, 3.0, 0.1), top_p=None))
+  out = []
+  for devices in (jax.devices()[:1], jax.devices()):
+    mesh = mesh_lib.make(dict(data=-1, fsdp=1, tensor=1), devices)
+    out.append(jax.device_get(_draw(
+        jax.device_put(mismatch.weights(params, "int", 4),
+                       mesh_lib.replicated(mesh)),
+        jax.device_put(prompts, mesh_lib.rows(mesh)), jax.random.key(1), 0,
+        sampling=how)))
+  one, eight = out
+  np.testing.assert_allclose(one.logp_behaviour, eight.logp_behaviour, atol=1e-5)
+  equal(*[(x.tokens, x.mask, x.kept_ids) for x in out])
+
+
 N = 20_000
 
 
@@ -427,6 +522,36 @@ def test_the_asynchronous_mode_has_the_same_dials(warm, tmp_path, one_device):
   assert k3(beside) > 1e-3 and beside[0]["mismatch/int_bits"] == 3
 
 
+def test_a_sweep_over_the_constants_of_runs_compiles_nothing(
+    warm, tmp_path, one_device):
+  """Bits, deviation, rate, nats, top-p, temperature: data, in a whole run."""
+  sizes = lambda: [f._cache_size() for f in (
+      mismatch.weights, generator._sample, step.jit_train_step)]
+  found = []
+  for i, x in enumerate((1.0, 1.5)):
+    run(warm, tmp_path / str(i), one_device, "lag=0", train__steps=1,
+        evaluate__prompts=0, mismatch__temperature=x, mismatch__top_p=1 - x / 9,
+        mismatch__logit_sd=x, mismatch__spike_rate=x / 9,
+        mismatch__spike_nats=x, **bits("mantissa", 4 + i))
+    found.append(sizes())
+  assert found[0] == found[1]
+
+
+def test_a_resumed_run_keeps_its_dials(warm, tmp_path, one_device):
+  """Cut after step 4 of 6: the same noise, pattern and bits; bit for bit."""
+  dials = dict(bits("int", 3), mismatch__logit_sd=1.0, mismatch__spike_rate=0.3,
+               mismatch__spike_nats=3.0, train__steps=6, evaluate__prompts=0,
+               optimizer__learning_rate=0.02)
+  whole, cut = tmp_path / "whole", tmp_path / "cut"
+  run(warm, whole, one_device, **dials)
+  run(warm, cut, one_device, **dials)
+  shutil.rmtree(cut / "checkpoints" / "6")
+  rows = [[{k: v for k, v in row.items() if not k.startswith("time/")}
+           for row in x] for x in (
+               metrics.read(str(whole)), run(warm, cut, one_device, **dials))]
+  assert rows[0] == rows[1] and rows[0][-1]["is/kl_k3"] > 1e-3
+
+
 @pytest.mark.parametrize("changes,words", [
     ({"weights": "int3"}, ["mismatch.weights", "int"]),
     ({"weights": "int"}, ["mismatch.bits", "2 to 16", "None"]),
@@ -443,6 +568,11 @@ def test_the_asynchronous_mode_has_the_same_dials(warm, tmp_path, one_device):
     ({"spike_below": 0.0}, ["mismatch.spike_below"]),
     ({"weights": "mantissa", "bits": 7, "model.param_dtype": "float64"},
      ["mismatch.weights", "float64"]),
+    ({"weights": "bf16", "model.param_dtype": "bfloat16"},
+     ["mismatch.weights", "changes nothing", "bfloat16"]),
+    ({"spike_rate": 0.1}, ["mismatch.spike_rate", "spike_nats", "0.0"]),
+    ({"spike_rate": 0.1, "spike_nats": 2.0, "spike_below": 1.0},
+     ["mismatch.spike_rate", "spike_below < 1", "1.0"]),
 ])
 def test_what_cannot_act_is_refused(one_device, changes, words):
   config = addition.get_config()

@@ -15,6 +15,7 @@ from rl_is.models.sampler import Sampling
 from rl_is.models.transformer import Model
 from rl_is.rollout import batching, generator
 from rl_is.rollout.buffer import LagQueue
+from rl_is.rollout.mismatch import Disturbance, Spikes
 from rl_is.rollout.publisher import Publisher, Weights
 from rl_is.tasks import Problem, make_task
 
@@ -214,10 +215,16 @@ def test_a_failing_verifier_stops_the_run_and_says_where():
     make_generator(bad)([0, 1])
 
 
-def test_nan_logits_stop_the_run_and_say_where():
-  """Case A15: the sampler's NaN is never replaced."""
+@pytest.mark.parametrize("how", [
+    {}, dict(top_k=3), dict(top_k=3, top_p=0.5, record_top_k=2),
+    dict(record_top_k=2, disturb=Disturbance(top_p=0.5)),
+    dict(disturb=Disturbance(spikes=Spikes(0.5, 2.0, 0.1)))])
+def test_nan_logits_stop_the_run_and_say_where(how):
+  """Case A15: the sampler's NaN is never replaced, whatever filters it."""
+  generate = make_generator(sampling=Sampling(
+      1.0, max_new_tokens=3, eos_ids=(2,), **how))
   with pytest.raises(FloatingPointError, match="prompt 4, sample 0, token 5"):
-    make_generator()([4, 5], scale=jnp.nan)
+    generate([4, 5], scale=jnp.nan)
 
 
 def test_swapping_to_the_same_weights_changes_nothing():
