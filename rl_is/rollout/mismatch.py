@@ -21,10 +21,11 @@ from rl_is.kernels import logits as logits_lib
 
 WEIGHTS = ("none", "bf16", "f16", "int", "mantissa")
 BITS = {"int": (2, 16), "mantissa": (1, 23)}  # of the kinds that take a number
-# The matrices of the linear layers, and how many leading axes each sums over.
+# The matrices of the linear layers, and the axes that each sums over.
 # `int` leaves the others whole (embedding, head, norms), as weight-only
 # quantisation of served models does; the other kinds change every parameter.
-_LINEAR = dict(q=1, k=1, v=1, o=2, gate=1, up=1, down=1)
+_LINEAR = dict(q=(-3,), k=(-3,), v=(-3,), o=(-3, -2), gate=(-2,), up=(-2,),
+               down=(-2,))
 # Dial of the distribution -> (off, what else tells of it).
 _DIALS = dict(temperature=(1, ()), top_p=(1, ()), logit_sd=(0, ("logit_seed",)),
               spike_rate=(0, ("spike_nats", "spike_below")))
@@ -55,8 +56,7 @@ def weights(params: Params, kind: str, bits: Array | int | None = None
   def leaf(path, w):
     name = path[-1].key
     if kind == "int":
-      axes = tuple(range(_LINEAR.get(name, 0)))
-      return quantise(w, bits, axes) if axes else w
+      return quantise(w, bits, _LINEAR[name]) if name in _LINEAR else w
     if kind in ("bf16", "mantissa"):  # bit by bit: no pair of casts to be lost
       return round_mantissa(w, 7 if kind == "bf16" else bits)
     return w if kind == "none" else _through_f16(w)
