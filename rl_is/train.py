@@ -236,7 +236,7 @@ def _source(config: ConfigDict, parts: Parts, waiting: list[Batch],
   """What gives batch n of the run, going on from a checkpoint's `snapshot`."""
   r = config.rollout
   generator = Generator(
-      parts.task, key=rng.key(config.seed, "sample"), seed=config.seed,
+      parts.verifier, key=rng.key(config.seed, "sample"), seed=config.seed,
       group_size=r.group_size, model=parts.model, sampling=parts.sampling,
       mesh=parts.sampler_mesh, record_logp=r.record_logp,
       swaps=Swaps(r.swap_tokens, r.swap_cache) if r.swap_tokens else None,

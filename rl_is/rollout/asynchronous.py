@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from absl import logging
 
 from rl_is.core import checks
 from rl_is.core.types import Batch, Params
@@ -20,6 +21,7 @@ from rl_is.rollout.generator import Generator
 from rl_is.rollout.publisher import Publisher, Weights
 
 ORDERS = ("oldest", "freshest")
+_PATIENCE = 60.0  # seconds between two words about a wait
 
 
 def may_start(started: int, version: int, *, batch_size: int,
@@ -109,8 +111,10 @@ class Asynchronous:
   def batch(self, n: int) -> Batch:
     """Batch n, all of it at most `max_lag` updates old; waits until it is there."""
     with self._changed, self._timed("learner_wait"):
-      self._changed.wait_for(lambda: self._failure or len(
-          self._waiting) >= self._groups)
+      while not self._changed.wait_for(lambda: self._failure or len(
+          self._waiting) >= self._groups, timeout=_PATIENCE):
+        logging.warning("batch %d waits for the generator, which is at prompts "
+                        "%s", n, sorted(self._running))
       if self._failure:
         raise RuntimeError(
             f"generator, at prompts {sorted(self._running)}: "
