@@ -66,6 +66,7 @@ _RANGES = {
         "embed", "layers", "heads", "kv_heads", "head_dim", "mlp",
         "vocab_multiple")},
     "model.rope_theta": (0, math.inf, False),
+    "model.logprob_chunk": (0, math.inf, True),
     **{f"mesh.{axis}": (-1, math.inf, True) for axis in mesh_lib.AXES},
     "rollout.lag": (0, math.inf, True),
     "rollout.max_lag": (0, math.inf, True),
@@ -112,7 +113,7 @@ _RANGES = {
 # The other fields; what hangs on a prefix is checked by who reads it.
 _OTHERS = {
     "task.name", "model.qk_norm", "model.tie_embeddings", "model.dtype",
-    "model.param_dtype", "model.head_precision", "rollout.mode",
+    "model.param_dtype", "model.head_precision", "model.logprob_impl", "rollout.mode",
     "rollout.order", "rollout.swap_cache", "rollout.record_logp",
     "verify.on_failure", "mismatch.weights", "optimizer.name",
     "train.full_diagnostics", "train.psis", "warm_start.path", "track.tensorboard"}

@@ -3,6 +3,7 @@
 import dataclasses
 
 from rl_is.core import checks
+from rl_is.kernels import logprob
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,8 @@ class TransformerConfig:
   dtype: str = "float32"  # activations
   param_dtype: str = "float32"
   head_precision: str = "highest"
+  logprob_impl: str = "auto"  # see kernels.logprob
+  logprob_chunk: int = 0  # columns of the vocabulary at a time; 0: by shape
 
   def __post_init__(self):
     for name in ("vocab_size", "vocab_multiple", "embed", "layers", "heads",
@@ -37,6 +40,10 @@ class TransformerConfig:
                     ("float32", "bfloat16", "float16", "float64"))
     checks.choice("model.head_precision", self.head_precision,
                   ("highest", "bf16"))
+    checks.choice("model.logprob_impl", self.logprob_impl, logprob.CHOICES)
+    if self.logprob_chunk < 0:
+      raise ValueError("model.logprob_chunk: expected >= 0, got "
+                       f"{self.logprob_chunk}; 0 chooses it by shape")
     checks.divisible("model.heads", self.heads, "model.kv_heads", self.kv_heads)
     checks.divisible("model.head_dim", self.head_dim, "rotary pairs", 2)
 
