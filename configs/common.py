@@ -36,11 +36,14 @@ def base() -> ConfigDict:
   return ConfigDict(dict(
       seed=0,
       task=dict(name="addition", kwargs=dict()),
+      # A verifier that raises, returns no score or takes longer, for one answer:
+      # "stop" the run, or "skip" the answer (in no loss; counted).
+      verify=dict(seconds=10.0, on_failure="stop"),
       model=dict(
           embed=64, layers=2, heads=4, kv_heads=4, head_dim=16, mlp=128,
           vocab_multiple=8, rope_theta=10_000.0, qk_norm=True,
           tie_embeddings=False, dtype="float32", param_dtype="float32",
-          head_precision="highest"),
+          head_precision="highest", logprob_impl="auto", logprob_chunk=0),
       mesh=dict(data=-1, fsdp=1, tensor=1),  # -1: all devices that are left
       rollout=dict(
           # "lag": batches exactly `lag` optimizer updates old, taking turns.

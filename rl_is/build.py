@@ -36,6 +36,7 @@ from rl_is.objective import spec as spec_lib
 from rl_is.objective.compose import Objective
 from rl_is.rollout import asynchronous, generator, mismatch
 from rl_is.rollout.buffer import LagQueue
+from rl_is.rollout.verify import Verifier
 from rl_is.tasks import Task, make_task
 
 
@@ -44,6 +45,7 @@ class Parts:
   """Everything that the loop is made of."""
 
   task: Task
+  verifier: Verifier
   model: Model
   sampling: Sampling
   objective: Objective
@@ -64,6 +66,7 @@ _RANGES = {
         "embed", "layers", "heads", "kv_heads", "head_dim", "mlp",
         "vocab_multiple")},
     "model.rope_theta": (0, math.inf, False),
+    "model.logprob_chunk": (0, math.inf, True),
     **{f"mesh.{axis}": (-1, math.inf, True) for axis in mesh_lib.AXES},
     "rollout.lag": (0, math.inf, True),
     "rollout.max_lag": (0, math.inf, True),
@@ -86,6 +89,7 @@ _RANGES = {
     "mismatch.spike_rate": (0, 1, True),
     "mismatch.spike_nats": (-1e3, 1e3, True),
     "mismatch.spike_below": (0, 1, False),
+    "verify.seconds": (0, 1e6, False),
     "optimizer.learning_rate": (0, 1e9, True),
     "optimizer.warmup_updates": (0, math.inf, True),
     "optimizer.b1": (0, 1 - 1e-9, True),
@@ -110,9 +114,10 @@ _RANGES = {
 # The other fields; what hangs on a prefix is checked by who reads it.
 _OTHERS = {
     "task.name", "model.qk_norm", "model.tie_embeddings", "model.dtype",
-    "model.param_dtype", "model.head_precision", "rollout.mode", "rollout.order", "rollout.swap_cache",
-    "rollout.record_logp", "mismatch.weights", "optimizer.name", "train.full_diagnostics",
-    "train.psis", "warm_start.path", "track.tensorboard"}
+    "model.param_dtype", "model.head_precision", "model.logprob_impl", "rollout.mode",
+    "rollout.order", "rollout.swap_cache", "rollout.record_logp",
+    "verify.on_failure", "mismatch.weights", "optimizer.name",
+    "train.full_diagnostics", "train.psis", "warm_start.path", "track.tensorboard"}
 _PREFIXES = ("objective.", "task.kwargs")
 
 
@@ -141,7 +146,8 @@ def build(config: ConfigDict, *, corrections: Mapping[str, ops.Row | Callable]
   constants |= dict(
       learning_rate=o.learning_rate, weight_decay=o.weight_decay,
       grad_clip=o.grad_clip, temperature=config.rollout.temperature)
-  return Parts(task, model, sampling, objective, constants,
+  verifier = Verifier(task, config.verify.seconds, config.verify.on_failure)
+  return Parts(task, verifier, model, sampling, objective, constants,
                optimizer.make(o.name, o.b1, o.b2, o.eps), mesh, sampler_mesh,
                mismatch.sampler_weights(m.weights, m.bits),
                mismatch.describe(m.to_dict()))

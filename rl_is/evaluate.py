@@ -84,19 +84,21 @@ def evaluate(params: Params, config: ConfigDict, parts: Parts
   # As for the sampler: a decode reads all of the weights for each token.
   params = jax.device_put(params, sharding.place(
       params, parts.model.rules, parts.mesh, without=("fsdp",)))
-  rewards, lengths = [], []
+  rewards, lengths, failed = [], [], 0
   for first in range(0, len(problems), per_call):
     chunk = problems[first:first + per_call]
     filled = (chunk * per_call)[:per_call]
-    rollout, reward = generator.sample(
-        params, parts.task, filled, range(first, first + per_call),
+    rollout, scores = generator.sample(
+        params, parts.verifier, filled, range(first, first + per_call),
         rng.key(config.seed, "evaluate"), 0, group_size=samples,
         prompt_width=parts.task.max_prompt_tokens, model=parts.model,
         sampling=sampling, mesh=parts.mesh)
     shape = (per_call, samples)
-    rewards.append(reward.reshape(shape)[:len(chunk)])
+    rewards.append(scores.reward.reshape(shape)[:len(chunk)])
+    failed += int(scores.failed.reshape(shape)[:len(chunk)].sum())
     lengths.append(rollout.mask.sum(axis=1).reshape(shape)[:len(chunk)])
-  return summarize(np.concatenate(rewards), np.concatenate(lengths))
+  return dict(summarize(np.concatenate(rewards), np.concatenate(lengths)),
+              **{"eval/failed": float(failed)})
 
 
 def of_run(workdir: str, **changes) -> dict[str, float]:

@@ -38,9 +38,11 @@ def smooth(log_weight: Any) -> tuple[np.ndarray, float]:
     log_weight: [n] float, nats, finite, any constant added.
 
   Returns:
-    (log weights [n] float64 that sum to 1 as weights, k-hat). With fewer than
-    25, or where the largest are all equal, there is no tail to fit: the weights
-    are only normalised, and k-hat is NaN (absent).
+    (log weights [n] float64 that sum to 1 as weights, k-hat). Where no tail
+    can be fitted the weights are only normalised, and k-hat is NaN (absent):
+    fewer than 25, or too many of the largest are equal, as when most sequences
+    are on-policy. Infinity: the largest is so far above that, beside it, the
+    others are 0 in float64.
 
   Raises:
     ValueError: not one axis, or a value that is not finite.
@@ -51,18 +53,29 @@ def smooth(log_weight: Any) -> tuple[np.ndarray, float]:
   if not np.isfinite(x).all():
     raise ValueError("smooth: log_weight: not finite at "
                      f"{int(np.argmin(np.isfinite(x)))}")
-  if len(x) < SMALLEST or _is_flat(x):
-    return x - np.logaddexp.reduce(x) if len(x) else x, float("nan")
+  khat = _known_khat(x)
+  if khat is not None:
+    return x - np.logaddexp.reduce(x) if len(x) else x, khat
   # It takes log likelihoods, whose leave-one-out log weights are their negative.
   smoothed, khat = _array_stats().psislw(-x)
   return np.asarray(smoothed), float(khat)
 
 
-def _is_flat(x: np.ndarray) -> bool:
-  """No spread among the largest: arviz-stats refuses to fit such a tail."""
-  tail = int(np.ceil(min(len(x) / 5, 3 * np.sqrt(len(x)))))
-  top = np.sort(x)[-tail:]
-  return bool(np.isclose(top[0], top[-1], rtol=0, atol=1e-12))
+def _known_khat(x: np.ndarray) -> float | None:
+  """k-hat where there is no fit; None: there is one.
+
+  The fit divides by the lower quartile of what the tail's weights exceed the
+  largest weight below it by, and wants a spread.
+  """
+  if len(x) < SMALLEST:
+    return float("nan")
+  size = int(len(x) / 5 if len(x) <= 225 else 3 * np.sqrt(len(x)))
+  below, *tail = np.sort(x)[-size - 1:]
+  quartile = tail[int(size / 4 + 0.5) - 1]
+  if min(quartile - below, tail[-1] - tail[0]) <= 1e-12:
+    return float("nan")
+  excess = np.exp(quartile - tail[-1]) - np.exp(below - tail[-1])
+  return None if excess > np.finfo(float).tiny else float("inf")
 
 
 def report(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -108,7 +108,7 @@ def run(config: ConfigDict, workdir: str, *,
 
     # ---- Generator: taking turns with the learner, or beside it. ------------
     source = stack.enter_context(contextlib.closing(
-        _source(config, parts, waiting, begun, start)))
+        _source(config, parts, waiting, begun, start, stop)))
     bar = stack.enter_context(progress.Steps(label, steps, done=start))
 
     # ---- The loop. ----------------------------------------------------------
@@ -119,9 +119,9 @@ def run(config: ConfigDict, workdir: str, *,
     reward_average, idle = math.nan, _Idle(config, parts)
     for n in range(first, steps):
       if n >= start:  # else it is trained, and only its evaluation was cut
-        with stop.at_once():
-          source.publish(n * U, state.params)
-          batch = source.batch(n)
+        source.publish(n * U, state.params)
+        batch = source.batch(n)
+        stop.check()  # a batch that is not trained on is in `last`
         began = time.perf_counter()
 
         state, learned = _learn(state, ref, batch, parts, config, n)
@@ -232,11 +232,12 @@ def _begin(config: ConfigDict, parts: Parts, workdir: str,
 
 
 def _source(config: ConfigDict, parts: Parts, waiting: list[Batch],
-            begun: dict[str, list[int]], start: int) -> Lagged | Asynchronous:
+            begun: dict[str, list[int]], start: int, stop: Preemption
+            ) -> Lagged | Asynchronous:
   """What gives batch n of the run, going on from a checkpoint's `snapshot`."""
   r = config.rollout
   generator = Generator(
-      parts.task, key=rng.key(config.seed, "sample"), seed=config.seed,
+      parts.verifier, key=rng.key(config.seed, "sample"), seed=config.seed,
       group_size=r.group_size, model=parts.model, sampling=parts.sampling,
       mesh=parts.sampler_mesh, record_logp=r.record_logp,
       swaps=Swaps(r.swap_tokens, r.swap_cache) if r.swap_tokens else None,
@@ -244,7 +245,8 @@ def _source(config: ConfigDict, parts: Parts, waiting: list[Batch],
   publisher = Publisher(parts.sampler_mesh, parts.model.rules,
                         parts.sampler_weights)
   common = dict(updates_per_batch=config.train.updates_per_batch,
-                batches=config.train.steps, first=start, waiting=waiting)
+                batches=config.train.steps, first=start, waiting=waiting,
+                stop=stop)
   if r.mode == "lag":
     return Lagged(generator, publisher, lag=r.lag,
                   prompts_per_batch=r.batch_size // r.group_size, **common)

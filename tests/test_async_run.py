@@ -14,7 +14,7 @@ from test_train import equal, tiny, warm  # noqa: F401  (a fixture)
 
 from rl_is import train
 from rl_is.infra import metrics
-from rl_is.rollout import asynchronous, generator, mismatch
+from rl_is.rollout import asynchronous, generator, mismatch, verify
 from rl_is.rollout.publisher import Publisher
 
 ASYNC = dict(objective__preset="tis", rollout__mode="async",
@@ -165,7 +165,7 @@ def test_D08_the_samplers_weights_are_the_learners_of_that_version(
   config = tiny(warm, **(ASYNC | changes | dict(rollout__mode=mode)))
   config.rollout.max_lag = 1 if mode == "async" else 0
   # Every update moves the weights: rewards by chance, as hardly any is right.
-  monkeypatch.setattr(generator, "reward",
+  monkeypatch.setattr(verify, "reward",
                       lambda task, problem, text: float(len(text) % 2))
   train.run(config, str(tmp_path), devices=own if shared else None)
   assert len(set(published.values())) >= 4

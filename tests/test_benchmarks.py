@@ -32,6 +32,19 @@ def test_loss_prints_one_object():
   assert got["rows"] == 2 and math.isfinite(got["no_diagnostics_s"])
 
 
+def test_logprob_prints_one_object():
+  got = printed("logprob", "--tokens=96", "--embed=16", "--vocabs=4096",
+                "--repeats=1")
+  sides = got["cpu"]["4096"]
+  for side in ("reference", "chunked", "pallas"):
+    assert sides[side]["seconds"] > 0
+    assert got["bf16_nats"][f"sums_{side}"] < 1e-4
+  assert got["bf16_nats"]["inputs"] < 0.1
+  # All the logits of 96 tokens, and several times so, or two slices of them.
+  assert sides["reference"]["temp"] >= 4 * 96 * 4096
+  assert sides["chunked_over_reference_temp"] < 1
+
+
 @pytest.mark.slow
 def test_async_loop_prints_one_object():
   got = printed("async_loop", "--steps=3")

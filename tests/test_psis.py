@@ -39,6 +39,27 @@ def test_without_a_tail_weights_are_normalised_and_khat_is_absent(x):
       np.exp(smoothed), np.exp(x) / np.exp(x).sum() if len(x) else x)
 
 
+@pytest.mark.parametrize("off", [1, 3, 10, 18])
+def test_where_the_tail_is_tied_to_the_rest_there_is_no_khat(off):
+  """Of 100 sequences most are on-policy: fewer than 16 of the 20 largest differ."""
+  x = np.zeros(100)
+  x[:off] = np.random.default_rng(0).normal(3, 1, off)
+  smoothed, khat = psis.smooth(x)
+  # The quartile of 20 is the fifth smallest: tied with the rest below 16.
+  assert np.isnan(khat) == (off < 16)
+  assert np.isfinite(smoothed).all()
+  assert np.exp(smoothed).sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("nats", [20, 700, 740, 1e4])
+def test_one_weight_that_is_all_of_them_has_a_khat_beyond_use(nats):
+  x = np.random.default_rng(0).normal(size=100)
+  x[3] = nats
+  smoothed, khat = psis.smooth(x)
+  assert khat > 1 and np.isinf(khat) == (nats > 700)
+  assert np.exp(smoothed).sum() == pytest.approx(1.0)
+
+
 def test_bad_input_is_named():
   with pytest.raises(ValueError, match="not finite at 3"):
     psis.smooth([0.0, 1.0, 2.0, np.inf])

@@ -21,7 +21,7 @@ from rl_is.core.types import Weights
 from rl_is.infra import mesh as mesh_lib, metrics, rng, workdir
 from rl_is.infra.checkpoint import Checkpoints
 from rl_is.learner import state as state_lib, step
-from rl_is.rollout import generator
+from rl_is.rollout import generator, verify
 from rl_is.rollout.batching import assemble, problem_index
 from rl_is.tasks import reward
 
@@ -57,12 +57,12 @@ def plain_loop(config, warm_dir, device):
     cursors = range(n * size, (n + 1) * size)
     problems = [parts.task.train[problem_index(
         config.seed, c, len(parts.task.train))] for c in cursors]
-    rollout, rewards = generator.sample(
-        state.params, parts.task, problems, cursors, rng.key(0, "sample"), n,
+    rollout, scores = generator.sample(
+        state.params, parts.verifier, problems, cursors, rng.key(0, "sample"), n,
         group_size=config.rollout.group_size, model=parts.model,
         prompt_width=parts.task.max_prompt_tokens, sampling=parts.sampling,
         mesh=parts.mesh)
-    batch = assemble(rollout, rewards, config.rollout.group_size)
+    batch = assemble(rollout, scores, config.rollout.group_size)
     minibatch, = step.jit_prepare_batch(
         state.params, None, jax.device_put(batch, mesh_lib.rows(parts.mesh)),
         parts.constants, objective=parts.objective, model=parts.model)
@@ -190,7 +190,7 @@ def test_objectives_that_need_more_of_the_loop_run_and_resume(
 def test_a_stale_run_is_centred(warm, tmp_path, one_device, monkeypatch, preset,
                                 more):
   # The tiny model is hardly ever right: something that it does by chance.
-  monkeypatch.setattr(generator, "reward",
+  monkeypatch.setattr(verify, "reward",
                       lambda task, problem, text: float(len(text) > 1))
   if "rollout__temperature" in more:
     more = dict(more, warm_start__path="")  # a warm start is of one temperature
@@ -258,7 +258,7 @@ def test_non_finite_stops_the_run_and_names_the_place(warm, tmp_path, one_device
 
 def test_equal_rewards_are_an_update_without_signal(warm, tmp_path, one_device,
                                                     monkeypatch):
-  monkeypatch.setattr(generator, "reward", lambda *args: 1.0)
+  monkeypatch.setattr(verify, "reward", lambda *args: 1.0)
   config = tiny(warm, optimizer__weight_decay=0.1)
   parts = build.build(config, devices=one_device)
   result = train.run(config, str(tmp_path), devices=one_device)
@@ -272,7 +272,7 @@ def test_abstaining_verifier_is_counted(warm, tmp_path, one_device, monkeypatch)
   """Case A20 in the loop: every other answer cannot be scored."""
   calls = iter(range(10**6))
   monkeypatch.setattr(
-      generator, "reward",
+      verify, "reward",
       lambda task, problem, text: float("nan") if next(calls) % 2 else
       reward(task, problem, text))
   train.run(tiny(warm, evaluate__prompts=0), str(tmp_path), devices=one_device)
@@ -314,7 +314,7 @@ def test_an_inert_clip_is_said_at_start(warm, one_device, caplog):
     rollout__lag=2, train__steps=3)])  # on stale data, or the term is 0
 def test_eight_devices_equal_one(warm, tmp_path, one_device, monkeypatch, more):
   """Data-parallel over 8 forced devices: the same parameters, in norm."""
-  monkeypatch.setattr(generator, "reward",
+  monkeypatch.setattr(verify, "reward",
                       lambda task, problem, text: float(len(text) > 1))
   changes = dict(dict(evaluate__prompts=0, train__steps=2,
                       optimizer__name="sgd", optimizer__learning_rate=0.1), **more)

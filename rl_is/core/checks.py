@@ -59,9 +59,22 @@ def vector(fn: str, **arrays: Array) -> None:
                        f"got {shapes}")
 
 
+def group_ids(fn: str, group: Array, rows: int) -> None:
+  """Each row's group is an integer, and in [0, rows) unless it is traced."""
+  dtype = jnp.result_type(group)
+  if not jnp.issubdtype(dtype, jnp.integer) or jnp.iinfo(dtype).max < rows:
+    raise ValueError(f"{fn}: group: expected an integer dtype that holds {rows}"
+                     f" (the rows), got {dtype}")
+  if not isinstance(group, jax.core.Tracer):
+    ids = np.asarray(group)
+    if ids.size and not (0 <= ids.min() and ids.max() < rows):
+      raise ValueError(f"{fn}: group: expected values in [0, {rows}), got "
+                       f"{ids.min()} to {ids.max()}")
+
+
 def choice(what: str, name, allowed) -> None:
   """`name` is one of `allowed`, else an error with the nearest of them."""
-  if name not in allowed:
+  if not any(name == known for known in allowed):  # it may be unhashable
     raise ValueError(unknown(what, name, allowed))
 
 

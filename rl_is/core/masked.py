@@ -43,6 +43,17 @@ def largest(x: Array, mask: Array) -> Max:
   return Max(jnp.max(fill(x, mask, -jnp.inf), initial=-jnp.inf))
 
 
+def power_of_two(x: Array) -> Array:
+  """The one next to the largest |x|: x over it can be squared, without rounding.
+
+  1 where that is 0, denormal or no number. Scalar, detached.
+  """
+  largest = lax.stop_gradient(jnp.max(jnp.abs(x), initial=0))
+  usual = (largest >= jnp.finfo(x.dtype).tiny) & jnp.isfinite(largest)
+  _, exponent = jnp.frexp(jnp.where(usual, largest, 1))
+  return jnp.ldexp(jnp.ones((), x.dtype), exponent - 1)
+
+
 def row_mean(x: Array, mask: Array) -> Array:
   """Mean of each row's unmasked elements, [B, 1]; 0 for an empty row."""
   count = jnp.sum(mask, axis=-1, keepdims=True)

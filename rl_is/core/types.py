@@ -172,6 +172,7 @@ class Batch:
   head_ids: Array | None = None  # [B, T, K]; see `Rollout`
   head_logp_behaviour: Array | None = None  # [B, T, K]
   stop_token: Array | None = None  # [B] int32: EOS id; -1: the length limit
+  failed: Array | None = None  # [B] bool: NaN because the verifier failed
   logp_prox: Array | None = None  # [B, T] scored at the start of the update
   logp_ref: Array | None = None  # [B, T] scored by the KL reference
   version_now: Array | None = None  # [B] int32: the learner's, at prepare

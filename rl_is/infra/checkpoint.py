@@ -3,18 +3,23 @@
 A checkpoint is complete or it does not exist: orbax writes to a temporary
 directory and renames it, so a run killed while saving resumes from the one
 before, which is kept until the new one is committed. The files are written in
-the background; the arrays are copied first, so the next step may have them.
+the background, of arrays that orbax copied or holds: the next step may have
+them.
 """
 
 import contextlib
 import dataclasses
 import hashlib
+import json
+import math
 import os
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import logging
+from jax import lax
 import orbax.checkpoint as ocp
 
 from rl_is.core.types import Batch
@@ -35,26 +40,30 @@ class Saved:
 class Checkpoints:
   """Saves and restores `Saved` under `workdir/checkpoints/<step>`."""
 
-  def __init__(self, workdir: str, keep: int = 2):
+  def __init__(self, workdir: str, keep: int | None = None):
+    """keep: how many. None: only reads, beside a run that may be saving."""
     self._step = None  # of the one saved or restored last: known to be good
     logging.get_absl_logger().addFilter(_is_told)
     self._manager = ocp.CheckpointManager(
         os.path.join(os.path.abspath(workdir), "checkpoints"),
         options=ocp.CheckpointManagerOptions(
-            max_to_keep=keep, create=True, enable_async_checkpointing=True))
+            max_to_keep=keep, create=True, read_only=keep is None,
+            enable_async_checkpointing=True))
+    if keep is not None:
+      self._drop_half_written()
 
   def save(self, saved: Saved) -> None:
     """Begins to; whether it could be written, the next call or `close` says."""
     step = saved.position["step"]
     if step == self._step:
       return
+    position = dict(saved.position, queued=len(saved.queue), begun=saved.begun)
+    queue = {str(i): _fields(batch) for i, batch in enumerate(saved.queue)}
+    checksum = _checksum(saved.state, queue, position)
     items = dict(state=ocp.args.StandardSave(saved.state),
-                 position=ocp.args.JsonSave(
-                     dict(saved.position, queued=len(saved.queue),
-                          begun=saved.begun)))
-    if saved.queue:  # orbax refuses an empty tree
-      items["queue"] = ocp.args.StandardSave(
-          {str(i): _fields(batch) for i, batch in enumerate(saved.queue)})
+                 position=ocp.args.JsonSave(dict(position, checksum=checksum)))
+    if queue:  # orbax refuses an empty tree
+      items["queue"] = ocp.args.StandardSave(queue)
     self._wait()
     self._step = step
     with self._named():
@@ -78,7 +87,7 @@ class Checkpoints:
         failures.append(error)
         logging.warning("checkpoint %d of %s cannot be read (%s: %s); trying the "
                         "one before", step, self._manager.directory,
-                        type(error).__name__, str(error).splitlines()[0][:200])
+                        type(error).__name__, _first_line(error)[:200])
     if failures:
       raise ValueError(f"{self._manager.directory}: no checkpoint can be read"
                        ) from failures[0]
@@ -89,12 +98,15 @@ class Checkpoints:
         position=ocp.args.JsonRestore()))["position"]
     state = self._manager.restore(step, args=ocp.args.Composite(
         state=ocp.args.StandardRestore(abstract_state)))["state"]
-    queue = []
+    stored = {}
     if position["queued"]:
       stored = self._manager.restore(step, args=ocp.args.Composite(
           queue=ocp.args.StandardRestore()))["queue"]
-      queue = [Batch(**jax.tree.map(np.asarray, stored[str(i)]))
-               for i in range(position["queued"])]
+    checksum = position.pop("checksum")
+    if checksum != _checksum(state, stored, position):
+      raise ValueError("it is not what was saved: its checksum is another")
+    queue = [Batch(**jax.tree.map(np.asarray, stored[str(i)]))
+             for i in range(position["queued"])]
     return Saved(state, queue, position, position.pop("begun", {}))
 
   def close(self) -> None:
@@ -103,6 +115,12 @@ class Checkpoints:
     finally:
       with contextlib.suppress(Exception):  # the failure of above, once more
         self._manager.close()
+
+  def _drop_half_written(self) -> None:
+    """What a kill left behind; orbax itself would only never look at it."""
+    for path in self._manager.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
+      logging.warning("%s is half written, as by a killed run; removed", path)
+      path.rmtree()
 
   def _wait(self) -> None:
     with self._named():
@@ -115,10 +133,14 @@ class Checkpoints:
     try:
       yield
     except (OSError, ValueError, RuntimeError) as error:  # tensorstore's: any
-      reason = str(error).strip().splitlines()[0]
+      reason = _first_line(error)
     if reason:  # here, so that orbax's tasks do not live on in its traceback
       raise OSError(f"{self._manager.directory}: cannot save checkpoint "
                     f"{self._step}: {reason}")
+
+
+def _first_line(error: Exception) -> str:
+  return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _is_told(record) -> bool:
@@ -130,6 +152,30 @@ def _fields(batch: Batch) -> dict[str, np.ndarray]:
   """The recorded fields; None (not recorded) is left out, and comes back None."""
   fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
   return {k: np.asarray(v) for k, v in fields.items() if v is not None}
+
+
+def _checksum(state: Any, queue: Any, position: dict[str, Any]) -> str:
+  """Of all that is saved: what is stored of an array, nothing else protects."""
+  text = json.dumps([position, digest(queue), int(_sum_of_bits(state))],
+                    sort_keys=True)
+  return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@jax.jit
+def _sum_of_bits(tree: Any) -> jax.Array:
+  """Where the arrays are, however they are sharded: it is exact in any order.
+
+  Weights that are odd, modulo 2^32: one flipped bit always changes it.
+  """
+  total = jnp.uint32(0)
+  for x in jax.tree.leaves(tree):
+    bits = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+    place = sum((lax.broadcasted_iota(jnp.uint32, x.shape, i)
+                 * jnp.uint32(math.prod(x.shape[i + 1:]) % 2**32)
+                 for i in range(x.ndim)), jnp.uint32(0))
+    total = 3 * total + jnp.sum(bits.astype(jnp.uint32) * (2 * place + 1),
+                                dtype=jnp.uint32)
+  return total
 
 
 def digest(params: Any) -> str:

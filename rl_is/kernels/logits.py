@@ -15,35 +15,60 @@ from rl_is.core.types import Array
 FLOOR = -1e30
 
 
-def head_logits(hidden_D: Array, unembed_DV: Array,
-                head_precision: str = "highest") -> Array:
-  """hidden @ unembed in float32 (or wider), `[..., D] x [D, V] -> [..., V]`.
+def head_dot(x: Array, y: Array, dims, head_precision: str) -> Array:
+  """`lax.dot_general` without batch axes, its result float32 or wider.
 
   head_precision "highest": float32 operands, all passes (on TPU a float32 dot
-  would otherwise run in bf16). "bf16": bf16 operands, float32 accumulation.
+  would otherwise run in bf16); two bf16 operands stay, their products are exact.
+  "bf16": bf16 operands, float32 accumulation.
   """
-  if head_precision == "bf16":
-    hidden_D, unembed_DV = (x.astype(jnp.bfloat16)
-                            for x in (hidden_D, unembed_DV))
-    return jnp.matmul(hidden_D, unembed_DV, preferred_element_type=jnp.float32)
-  if head_precision != "highest":
+  if head_precision not in ("highest", "bf16"):
     raise ValueError("head_logits: head_precision: expected 'highest' or 'bf16'"
                      f", got {head_precision!r}")
-  wide = jnp.promote_types(jnp.promote_types(
-      hidden_D.dtype, unembed_DV.dtype), jnp.float32)
-  return jnp.matmul(hidden_D.astype(wide), unembed_DV.astype(wide),
-                    precision=lax.Precision.HIGHEST)
+  wide = jnp.promote_types(jnp.promote_types(x.dtype, y.dtype), jnp.float32)
+  operand = wide
+  if head_precision == "bf16" or x.dtype == y.dtype == jnp.bfloat16:
+    operand, wide = jnp.bfloat16, jnp.float32
+  return lax.dot_general(
+      x.astype(operand), y.astype(operand), (dims, ((), ())),
+      precision=lax.Precision.HIGHEST if head_precision == "highest" else None,
+      preferred_element_type=wide)
+
+
+def head_logits(hidden_D: Array, unembed_DV: Array,
+                head_precision: str = "highest") -> Array:
+  """hidden @ unembed in float32 or wider, `[..., D] x [D, V] -> [..., V]`."""
+  return head_dot(hidden_D, unembed_DV, ((hidden_D.ndim - 1,), (0,)),
+                  head_precision)
+
+
+def temper(logits: Array, temperature: Array | float,
+           logit_softcap: float | None) -> Array:
+  """The part of the transform that looks at one logit at a time."""
+  if logit_softcap is not None:
+    logits = logit_softcap * jnp.tanh(logits / logit_softcap)
+  return logits / temperature
+
+
+def temper_slope(logits: Array, temperature: Array | float,
+                 logit_softcap: float | None) -> Array | float:
+  """The derivative of `temper` at the same logits."""
+  if logit_softcap is None:
+    return 1 / temperature
+  return (1 - jnp.tanh(logits / logit_softcap) ** 2) / temperature
+
+
+def check_vocab(vocab_size: int, width: int) -> None:
+  if not 0 < vocab_size <= width:
+    raise ValueError(f"transform: vocab_size: expected 1 to {width} (the width "
+                     f"of the logits), got {vocab_size}")
 
 
 def transform(logits_V: Array, *, temperature: Array | float,
               vocab_size: int, logit_softcap: float | None = None) -> Array:
   """Logits of the distribution that is sampled from and scored, `[..., V]`."""
-  if not 0 < vocab_size <= logits_V.shape[-1]:
-    raise ValueError(f"transform: vocab_size: expected 1 to {logits_V.shape[-1]}"
-                     f" (the width of the logits), got {vocab_size}")
-  if logit_softcap is not None:
-    logits_V = logit_softcap * jnp.tanh(logits_V / logit_softcap)
-  logits_V = logits_V / temperature
+  check_vocab(vocab_size, logits_V.shape[-1])
+  logits_V = temper(logits_V, temperature, logit_softcap)
   if vocab_size < logits_V.shape[-1]:
     real = jnp.arange(logits_V.shape[-1]) < vocab_size
     logits_V = jnp.where(real, logits_V, FLOOR)
@@ -60,7 +85,8 @@ def kept_set(logits_V: Array, *, top_k: int, top_p: Array | float = 1.0):
   """
   values_K, ids_K = lax.top_k(logits_V, top_k)
   # Mass before each token, in descending order: the first has 0.
-  p_K = jnp.exp(values_K - _logsumexp(values_K))
+  shifted_K, log_total = _shifted(values_K)
+  p_K = jnp.exp(shifted_K - log_total)
   before_K = jnp.cumsum(p_K, axis=-1) - p_K
   # In float32 the mass may round up to 1 early; top_p = 1 drops nothing.
   first_K = jnp.arange(top_k) == 0
@@ -71,11 +97,35 @@ def kept_set(logits_V: Array, *, top_k: int, top_p: Array | float = 1.0):
           jnp.where(keep_K, ids_K, -1).astype(jnp.int32))
 
 
-def _logsumexp(x: Array) -> Array:
-  top = lax.stop_gradient(jnp.max(x, axis=-1, keepdims=True))
-  return top + jnp.log(jnp.sum(jnp.exp(x - top), axis=-1, keepdims=True))
+def _shifted(x: Array) -> tuple[Array, Array]:
+  """x minus its largest entry, and the logsumexp of that, over the last axis."""
+  x = x - lax.stop_gradient(jnp.max(x, axis=-1, keepdims=True))
+  return x, jnp.log(jnp.sum(jnp.exp(x), axis=-1, keepdims=True))
 
 
 def log_normalise(logits: Array) -> Array:
   """log-softmax over the last axis, at most 0."""
-  return jnp.minimum(logits - _logsumexp(logits), 0.0)
+  # In this order: a sum with a large maximum would round the small logarithm.
+  shifted, log_total = _shifted(logits)
+  return jnp.minimum(shifted - log_total, 0.0)
+
+
+def entropy(logp: Array) -> Array:
+  """Of a distribution given by its log-probs over the last axis."""
+  # p log p -> 0 for what is excluded: exp underflows and FLOOR is finite.
+  return -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+
+
+def with_target(ids_BTK: Array, targets_BT: Array) -> Array:
+  """The kept ids and, in one more slot, the target; none is there twice."""
+  target_id = targets_BT[..., None]
+  kept = (ids_BTK == target_id).any(axis=-1, keepdims=True)
+  return jnp.concatenate([ids_BTK, jnp.where(kept, -1, target_id)], axis=-1)
+
+
+def of_target(logp_BTS: Array, ids_BTK: Array, targets_BT: Array) -> Array:
+  """The target's entry of what is over the slots of `with_target`."""
+  hit = ids_BTK == targets_BT[..., None]
+  slot = jnp.where(hit.any(axis=-1), jnp.argmax(hit, axis=-1),
+                   ids_BTK.shape[-1])
+  return jnp.take_along_axis(logp_BTS, slot[..., None], axis=-1)[..., 0]

@@ -2,13 +2,20 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from rl_is.core import checks
 from rl_is.core.types import Array
-from rl_is.kernels import logprob_reference
+from rl_is.kernels import logprob_chunked, logprob_pallas, logprob_reference
 
-IMPLEMENTATIONS = {"reference": logprob_reference.token_logprob}
+IMPLEMENTATIONS = {"reference": logprob_reference.token_logprob,
+                   "chunked": logprob_chunked.token_logprob,
+                   "pallas": logprob_pallas.token_logprob}
+CHOICES = (*IMPLEMENTATIONS, "auto")
+# "auto" takes the definition up to so many logits a device: 4 MiB of them.
+FEW_LOGITS = 2**20
 
 
 class TokenLogprob(NamedTuple):
@@ -22,7 +29,9 @@ def token_logprob(
     ids: Array | None = None, support: str = "all",
     temperature: Array | float, vocab_size: int,
     logit_softcap: float | None = None, return_entropy: bool = False,
-    head_precision: str = "highest", impl: str = "reference") -> TokenLogprob:
+    head_precision: str = "highest", impl: str = "reference",
+    chunk: int | None = None, token_chunk: int | None = None,
+    mesh: Mesh | None = None) -> TokenLogprob:
   """Log-prob of each target under softmax of the transformed logits.
 
     z = transform(hidden @ unembed); logp = z_target - logsumexp_{v in S} z_v
@@ -43,15 +52,27 @@ def token_logprob(
     logit_softcap: c -> c tanh(z / c), before the temperature.
     return_entropy: also the exact entropy of that softmax.
     head_precision: see `logits.head_logits`.
-    impl: a key of `IMPLEMENTATIONS`.
+    impl: a key of `IMPLEMENTATIONS`, or "auto": see `choose`. All but
+      "reference" make the logits in tiles, twice if differentiated.
+    chunk: columns of the vocabulary in a tile, token_chunk: positions of T
+      ("pallas": of B x T); None: by shape. Not for "reference".
+    mesh: with axes data, fsdp and tensor: rows are split over the first two,
+      the vocabulary over the last, by shard_map. "reference", and "chunked"
+      without it, are left to XLA's partitioner, which cannot split "pallas".
 
   Returns:
-    TokenLogprob, differentiable in hidden and unembed.
+    TokenLogprob, differentiable (all but "reference": in reverse mode, once) in
+    hidden, unembed and temperature.
 
   Raises:
-    ValueError: on another shape, an unknown support or impl.
+    ValueError: on another shape, an unknown support or impl, a chunk that is
+      not positive, or ("pallas") does not fill registers.
 
   Limits: mass that the learner puts outside `ids` is neither seen nor trained.
+  With head_precision "bf16" the gradients' operands are bf16 too, except in
+  "reference" on a CPU. In tiles and with support "all", a token whose outputs
+  have no cotangent has no influence on any gradient, whatever its hidden state
+  holds, and a target outside of [0, V) gives NaN.
   """
   if jnp.ndim(hidden) != 3 or jnp.ndim(unembed) != 2:
     raise ValueError(
@@ -68,14 +89,40 @@ def token_logprob(
     raise ValueError("token_logprob: targets: expected an integer dtype, got "
                      f"{targets.dtype}")
   checks.choice("token_logprob: support", support, ("all", "ids"))
-  checks.choice("token_logprob: impl", impl, IMPLEMENTATIONS)
+  checks.choice("token_logprob: impl", impl, CHOICES)
   if support == "ids" and ids is None:
     raise ValueError("token_logprob: ids: support='ids' needs them, got None")
   if ids is not None and (ids.ndim != 3 or ids.shape[:2] != targets.shape):
     raise ValueError(f"token_logprob: ids: expected [*{targets.shape}, K], got "
                      f"{ids.shape}")
+  if jnp.ndim(temperature):
+    raise ValueError("token_logprob: temperature: expected a scalar, got shape "
+                     f"{jnp.shape(temperature)}")
+  for name, size in (("chunk", chunk), ("token_chunk", token_chunk)):
+    if size is not None and size < 1:
+      raise ValueError(f"token_logprob: {name}: expected >= 1, got {size}; "
+                       "nearest valid: 1, or None to choose it by shape")
+  if impl == "auto":
+    impl = choose(targets.size, hidden.dtype, unembed, mesh)
+  tiles = {} if impl == "reference" else dict(
+      chunk=chunk, token_chunk=token_chunk, mesh=mesh)
   return TokenLogprob(*IMPLEMENTATIONS[impl](
       hidden, unembed, targets, ids=ids, support=support,
       temperature=temperature, vocab_size=vocab_size,
       logit_softcap=logit_softcap, return_entropy=return_entropy,
-      head_precision=head_precision))
+      head_precision=head_precision, **tiles))
+
+
+def choose(tokens: int, dtype, unembed: Array, mesh: Mesh | None) -> str:
+  """What "auto" means: "reference" where it is cheap, else tiles.
+
+  "pallas" on a TPU: that of the mesh, which may be one that is only compiled
+  for, else of this process, if it has one device.
+  """
+  devices = jax.devices() if mesh is None else list(mesh.devices.flat)
+  if tokens * unembed.shape[1] <= FEW_LOGITS * len(devices):
+    return "reference"
+  alone = mesh is not None or len(devices) == 1
+  narrow = all(x in (jnp.float32, jnp.bfloat16) for x in (dtype, unembed.dtype))
+  on_tpu = devices[0].platform == "tpu"
+  return "pallas" if on_tpu and alone and narrow else "chunked"

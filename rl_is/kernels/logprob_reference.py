@@ -16,35 +16,19 @@ def token_logprob(hidden_BTD, unembed_DV, targets_BT, *, ids, support,
       logit_softcap=logit_softcap)
   if support == "ids":
     # The softmax is over the kept ids and the target, in the last slot.
-    logp = logits_lib.log_normalise(_at_support(logits_BTV, ids, targets_BT))
-    logp_target, logp_ids = _of_target(logp, ids, targets_BT), logp[..., :-1]
+    logp = logits_lib.log_normalise(_at_ids(
+        logits_BTV, logits_lib.with_target(ids, targets_BT)))
+    logp_target = logits_lib.of_target(logp, ids, targets_BT)
+    logp_ids = logp[..., :-1]
   else:
     logp = logits_lib.log_normalise(logits_BTV)
-    logp_target = jnp.take_along_axis(logp, targets_BT[..., None], axis=-1)[..., 0]
+    logp_target = jnp.take_along_axis(
+        logp, targets_BT[..., None], axis=-1)[..., 0]
     logp_ids = None if ids is None else _at_ids(logp, ids)
-  return logp_target, _entropy(logp) if return_entropy else None, logp_ids
+  entropy = logits_lib.entropy(logp) if return_entropy else None
+  return logp_target, entropy, logp_ids
 
 
 def _at_ids(x_BTV: Array, ids_BTK: Array) -> Array:
   at = jnp.take_along_axis(x_BTV, jnp.maximum(ids_BTK, 0), axis=-1)
   return jnp.where(ids_BTK >= 0, at, logits_lib.FLOOR)
-
-
-def _at_support(logits_BTV: Array, ids_BTK: Array, targets_BT: Array) -> Array:
-  """Logits of ids and target, [B, T, K + 1]; none is counted twice."""
-  target_id = targets_BT[..., None]
-  kept = (ids_BTK == target_id).any(axis=-1, keepdims=True)
-  ids = jnp.concatenate([ids_BTK, jnp.where(kept, -1, target_id)], axis=-1)
-  return _at_ids(logits_BTV, ids)
-
-
-def _of_target(logp_BTS: Array, ids_BTK: Array, targets_BT: Array) -> Array:
-  hit = ids_BTK == targets_BT[..., None]
-  slot = jnp.where(hit.any(axis=-1), jnp.argmax(hit, axis=-1),
-                   ids_BTK.shape[-1])
-  return jnp.take_along_axis(logp_BTS, slot[..., None], axis=-1)[..., 0]
-
-
-def _entropy(logp: Array) -> Array:
-  # p log p -> 0 for what is excluded: exp underflows and FLOOR is finite.
-  return -jnp.sum(jnp.exp(logp) * logp, axis=-1)

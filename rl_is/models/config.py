@@ -3,6 +3,7 @@
 import dataclasses
 
 from rl_is.core import checks
+from rl_is.kernels import logprob
 
 ACTIVATIONS = ("silu", "gelu")
 ATTENTIONS = ("xla", "splash")
@@ -47,6 +48,8 @@ class TransformerConfig:
   # weights; all of a layer.
   remat: str = "none"
   scan_layers: bool = False  # one layer's program, looped: big models
+  logprob_impl: str = "auto"  # see kernels.logprob
+  logprob_chunk: int = 0  # columns of the vocabulary at a time; 0: by shape
 
   def __post_init__(self):
     for name in ("vocab_size", "vocab_multiple", "embed", "layers", "heads",
@@ -58,9 +61,13 @@ class TransformerConfig:
       checks.choice(f"model.{name}", getattr(self, name),
                     ("float32", "bfloat16", "float16", "float64"))
     for name, known in (("head_precision", ("highest", "bf16")),
+                        ("logprob_impl", logprob.CHOICES),
                         ("activation", ACTIVATIONS), ("remat", REMATS),
                         ("attention", ATTENTIONS)):
       checks.choice(f"model.{name}", getattr(self, name), known)
+    if self.logprob_chunk < 0:
+      raise ValueError("model.logprob_chunk: expected >= 0, got "
+                       f"{self.logprob_chunk}; 0 chooses it by shape")
     checks.divisible("model.heads", self.heads, "model.kv_heads", self.kv_heads)
     checks.divisible("model.head_dim", self.head_dim, "rotary pairs", 2)
     if self.experts < 0 or not (0 < self.experts_per_token <= self.experts or

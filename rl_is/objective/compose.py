@@ -34,6 +34,9 @@ class Objective:
   full_diagnostics: bool = True
 
   def __post_init__(self):
+    if self.updates_per_batch < 1:
+      raise ValueError("objective: updates_per_batch: expected at least 1, got "
+                       f"{self.updates_per_batch}")
     spec_lib.check(self.spec, dict(self.extra))
 
   # What the loop has to record or score for it.
@@ -99,19 +102,24 @@ class Objective:
     checks.divisible("objective: rows of the batch", batch.mask.shape[0],
                      "updates_per_batch", self.updates_per_batch)
     self._check_recorded(batch)
+    self._check_constants(constants)
+    batch = batch.replace(mask=checks.as_mask(
+        "objective", batch.mask, jnp.shape(batch.tokens)))
     given = batch.adv
     adv, mask = self._advantages(batch, constants, key)
     batch = batch.replace(adv=adv, mask=mask)
-    weight, keep = jnp.ones(mask.shape, jnp.float32), mask
+    dtype = jnp.result_type(jnp.float32, *self.inputs(batch))
+    weight, keep = jnp.ones(mask.shape, dtype), mask
     for c in self.spec.corrections:
       if not spec_lib.reads_logp(self.spec, c):
         weight, keep = self._chain(c, None, batch, weight, keep, constants)[:2]
     parts = lambda m, counted: ops.AGGREGATIONS[self.spec.aggregation].fn(
-        m, counted, **self._kwargs(self.spec.aggregation, batch, constants))
+        m, counted, dtype,
+        **self._kwargs(self.spec.aggregation, batch, constants))
     whole, every = self._seen(mask, keep), self.spec.counts_rejected
     kl_parts = parts if dict(self.spec.options).get("kl_mean") != "rows" else (
         functools.partial(ops.AGGREGATIONS["sequence_mean_token_mean"].fn,
-                          empty="count"))
+                          dtype=dtype, empty="count"))
     token_weight = {
         "policy": self._divide(parts(keep, mask if every else keep)),
         "regularizer": self._divide(kl_parts(whole, mask if every else whole))}
@@ -129,6 +137,7 @@ class Objective:
            constants: Mapping[str, Array], key: Array | None = None
            ) -> tuple[Array, dict[str, Mean | Max]]:
     """The objective on rows of a prepared batch, and its metrics; additive."""
+    self._check_constants(constants)
     logp, mask = outputs.logp, batch.mask
     if self.needs_prox and self.spec.proximal == "log_linear":
       batch = batch.replace(logp_prox=_log_linear(logp, batch))
@@ -197,6 +206,18 @@ class Objective:
             f"{self.spec.centering!r})" + (
                 "; set config.rollout.record_top_k" if name.startswith("head_")
                 else ""))
+
+    for name in ("adv", "version", "version_now"):
+      shape = jnp.shape(batch.mask)[:1 if name == "version_now" else 2]
+      if needed.get(name) and jnp.shape(getattr(batch, name)) != shape:
+        raise ValueError(f"objective: {name}: expected shape {shape}, got "
+                         f"{jnp.shape(getattr(batch, name))}")
+
+  def _check_constants(self, constants: Mapping[str, Array]) -> None:
+    for name in constants_lib.taken(self.spec, dict(self.extra)):
+      if name not in constants:
+        raise ValueError(f"objective: constants: {name} is missing; "
+                         "`constants.resolve` gives all of them")
 
   def _seen(self, mask: Array, keep: Array) -> Array:
     """The tokens that surrogate and regularizer are given."""
@@ -340,6 +361,9 @@ class Objective:
 def _input(name: str, batch: Batch, key: Array | None) -> Array | None:
   """An array that a piece reads besides its usual ones."""
   if name == "key":
+    if key is None:
+      raise ValueError("objective: key: a piece draws at random and needs one, "
+                       "got None")
     return key
   if name == "length":
     return jnp.sum(batch.mask, axis=1, dtype=jnp.float32)

@@ -44,7 +44,8 @@ PRESETS = {
         dict(eps_low=0.2, eps_high=0.28, clip_c=3.0),
         "Ye et al. 2020, arXiv 1912.09729"),
     "grpo": Preset(
-        Spec(**_SEQUENCE), _CLIP, "Shao et al. 2024, arXiv 2402.03300"),
+        Spec(**_SEQUENCE), _CLIP, "Shao et al. 2024, arXiv 2402.03300, without "
+        "its KL term (k3, kl_coef 0.04)"),
     "dapo": Preset(
         _PPO, dict(eps_low=0.2, eps_high=0.28),
         "Yu et al. 2025, arXiv 2503.14476"),
@@ -115,7 +116,8 @@ PRESETS = {
         dict(tau=0.1), "Kimi k1.5 2025, arXiv 2501.12599 (tau unpublished)"),
     "intellect_2": Preset(
         dataclasses.replace(_PPO, surrogate="two_sided"),
-        dict(_CLIP, delta=4.0), "INTELLECT-2 2025, arXiv 2505.07291"),
+        dict(_CLIP, delta=4.0), "INTELLECT-2 2025, arXiv 2505.07291, without "
+        "its KL term (kl_coef 0.001)"),
     "tis": Preset(
         Spec(corrections=(Correction("tis", num="current"),)), dict(cap=2.0),
         "Yao et al. 2025 (REINFORCE form): the whole current/behaviour ratio"),

@@ -165,6 +165,9 @@ def check(spec: Spec, extra: Extra = {}) -> None:
     raise ValueError(f"objective.corrections: {repeated[0]!r} stands twice; "
                      f"write the second as {repeated[0]}@2")
   _check_options(spec, extra)
+  if spec.regularizer == "none" and spec.kl_weight != "none":
+    raise ValueError(f"objective.kl_weight={spec.kl_weight!r} weighs no "
+                     "regularizer: objective.regularizer is 'none'")
   if spec.centering != "none":
     _check_centering(spec, table)
   if not spec.allow_double_counting:
@@ -181,6 +184,8 @@ def reads_logp(spec: Spec, c: Correction) -> bool:
 def _check_correction(spec: Spec, c: Correction, table: Extra) -> None:
   what = f"objective.corrections: {c.name}"
   checks.choice("objective.corrections", c.row, table)
+  if c.name.endswith("@"):
+    raise ValueError(f"{what}: expected a label after the @")
   checks.choice(f"{what}: numerator", c.num, ("proximal", "current"))
   checks.choice(f"{what}: denominator", c.den, ("behaviour", "proximal"))
   checks.choice(f"{what}: level", c.level, ops.LEVELS)

@@ -11,7 +11,6 @@ One number a token: `token_advantages` and, with a value, `values`.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from rl_is.core import checks, masked
@@ -24,18 +23,11 @@ LONE = ("zero", "reward")  # what a group of one scorable reward gets
 def centre(fn: str, reward: Array, group: Array):
   """(reward - group mean, count of the group, keep), all [B]."""
   checks.vector(fn, reward=reward, group=group)
-  if not jnp.issubdtype(jnp.result_type(group), jnp.integer):
-    raise ValueError(f"{fn}: group: expected an integer dtype, got "
-                     f"{jnp.result_type(group)}")
   reward = masked.wide(reward)
-  keep = ~jnp.isnan(reward)
-  in_range = (group >= 0) & (group < reward.shape[0])
-  if not isinstance(group, jax.core.Tracer):
-    ids = np.asarray(group)
-    if ids.size and not (0 <= ids.min() and ids.max() < ids.size):
-      raise ValueError(f"{fn}: group: expected values in [0, {ids.size}), got "
-                       f"{ids.min()} to {ids.max()}")
   size = reward.shape[0]
+  checks.group_ids(fn, group, size)
+  keep = ~jnp.isnan(reward)
+  in_range = (group >= 0) & (group < size)
   smallest = jax.ops.segment_min(
       jnp.where(keep, reward, jnp.inf), group, size)[group]
   above = jnp.where(keep, reward - smallest, 0)
@@ -59,22 +51,24 @@ def group_sum(x: Array, group: Array) -> Array:
   return jax.ops.segment_sum(x, group, x.shape[0])[group]
 
 
-def _group_var(centred: Array, group: Array, n: Array) -> Array:
-  return group_sum(jnp.square(centred), group) / jnp.maximum(n, 1)
+def _group_std(centred: Array, group: Array, n: Array) -> Array:
+  unit = masked.power_of_two(centred)
+  square = group_sum(jnp.square(centred / unit), group)
+  return unit * jnp.sqrt(square / jnp.maximum(n, 1))
 
 
-def _over_std(x: Array, var: Array, std_eps) -> Array:
-  """x / (std + eps); 0 where the variance is 0."""
-  positive = var > 0
-  std = jnp.sqrt(jnp.where(positive, var, 1))
+def _over_std(x: Array, std: Array, std_eps) -> Array:
+  """x / (std + eps); 0 where the standard deviation is 0."""
+  positive = std > 0
+  std = jnp.where(positive, std, 1)
   return jnp.where(positive, x / (std + std_eps), 0 * x)  # 0 * NaN is seen
 
 
 def _leave_one_out(reward: Array, group: Array, keep: Array):
-  """(reward - mean of the group's others, variance of those with n - 1).
+  """(reward - mean of the group's others, deviation of those with n - 1).
 
   Two passes over the others of each row, not one over sums of squares: where
-  the others are equal the variance is exactly 0, however odd the row itself.
+  the others are equal the deviation is exactly 0, however odd the row itself.
   """
   group, rows = jnp.asarray(group), jnp.arange(keep.shape[0])
 
@@ -85,9 +79,11 @@ def _leave_one_out(reward: Array, group: Array, keep: Array):
     smallest = jnp.min(jnp.where(others, reward, jnp.inf), initial=jnp.inf)
     above = jnp.where(others, reward - smallest, 0)
     mean = jnp.sum(above) / jnp.maximum(n, 1)
-    spread = jnp.square(jnp.where(others, above - mean, 0))
+    spread = jnp.where(others, above - mean, 0)
+    unit = masked.power_of_two(spread)
     adv = jnp.where(kept & (n > 0), own - smallest - mean, 0)
-    return adv, jnp.sum(spread) / jnp.maximum(n - 1, 1)
+    square = jnp.sum(jnp.square(spread / unit))
+    return adv, unit * jnp.sqrt(square / jnp.maximum(n - 1, 1))
 
   return lax.map(one, (rows, group, reward, keep), batch_size=256)
 
@@ -126,15 +122,15 @@ def grpo(reward: Array, group: Array, *, std_eps: Array | float = 1e-6,
   checks.choice("grpo: std", std, STDS)
   centred, count, keep = centre("grpo", reward, group)
   if std == "leave_one_out":
-    adv, var = _leave_one_out(masked.wide(reward), group, keep)
-    adv = jnp.where(var > 0, _over_std(adv, var, std_eps), adv)
+    adv, std = _leave_one_out(masked.wide(reward), group, keep)
+    adv = jnp.where(std > 0, _over_std(adv, std, std_eps), adv)
     return Advantages(lone_row("grpo", lone, adv, reward, count, keep), keep)
   if std == "batch":
     every, n, _ = centre("grpo", reward, jnp.zeros_like(group))
-    var = _group_var(every, jnp.zeros_like(group), n - 1)
+    std = _group_std(every, jnp.zeros_like(group), n - 1)
   else:
-    var = _group_var(centred, group, count - (std == "unbiased"))
-  adv = _over_std(centred, var, std_eps)
+    std = _group_std(centred, group, count - (std == "unbiased"))
+  adv = _over_std(centred, std, std_eps)
   return Advantages(lone_row("grpo", lone, adv, reward, count, keep), keep)
 
 
@@ -385,9 +381,10 @@ def pass_at_k(reward: Array, group: Array, *, std: str = "none",
   is_top = keep & (centred == top)
   alone = (group_sum(is_top.astype(centred.dtype), group) == 1) & (count > 1)
   second = biggest(jnp.where(keep & ~is_top, centred, -jnp.inf))
-  adv = jnp.where(is_top & alone, top - jnp.where(alone, second, 0), 0)
+  lead = jnp.where(is_top & alone, top - jnp.where(alone, second, 0), 0)
+  adv = lead + 0 * centred  # where that is no number, it is seen
   if std == "unbiased":
-    adv = _over_std(adv, _group_var(centred, group, count - 1), std_eps)
+    adv = _over_std(adv, _group_std(centred, group, count - 1), std_eps)
   return Advantages(adv, keep)
 
 

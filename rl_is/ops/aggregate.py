@@ -97,11 +97,11 @@ def prompt_mean_parts(
   length = counted.sum(axis=1)
   checks.choice(f"{fn}: empty", empty, EMPTY)
   checks.vector(fn, mask=length, group=group)
-  if not jnp.issubdtype(jnp.result_type(group), jnp.integer):
-    raise ValueError(f"{fn}: group: expected an integer dtype, got "
-                     f"{jnp.result_type(group)}")
-  of_group = lambda x: jax.ops.segment_sum(x, group, length.shape[0])[group]
-  tokens = of_group(length)
+  rows = length.shape[0]
+  checks.group_ids(fn, group, rows)
+  of_group = lambda x: jax.ops.segment_sum(x, group, rows)[group]
+  # Traced ids cannot be refused: NaN, which is seen, not 0, which is not.
+  tokens = jnp.where((group >= 0) & (group < rows), of_group(length), jnp.nan)
   share = length / jnp.maximum(tokens, 1)
   if empty == "count":
     share = jnp.where(tokens > 0, share, 1 / of_group(jnp.ones_like(length)))
@@ -268,7 +268,8 @@ def prompt_mean(loss: Array, mask: Array, *, group: Array,
     Mean: total and count, float32 or wider; differentiable in `loss`.
 
   Raises:
-    ValueError: if the shapes differ, `empty` is unknown or `group` is a float.
+    ValueError: if the shapes differ, `empty` is unknown, `group` is a float or
+      out of range.
 
   Limits: adds over splits that keep a prompt's rows together.
   """

@@ -206,7 +206,8 @@ def bapo_bounds(state: BapoBounds | None, logp: Array, logp_anchor: Array,
     ValueError: on another shape, an integer dtype, an unknown level.
 
   Limits: without positive tokens both bounds end at their maxima; an empty one
-    has share 0 and does so too. A step of 0 leaves its bound where it is.
+    has share 0 and does so too. A step of 0, or too small for the float type,
+    leaves its bound where it is; there are as many passes as steps.
   """
   l, adv, mask = base._inputs("bapo", logp, logp_anchor, adv, mask, level)
   r = ratios.ratio(lax.stop_gradient(l), max_log_ratio)
@@ -219,18 +220,22 @@ def bapo_bounds(state: BapoBounds | None, logp: Array, logp_anchor: Array,
     both = up + down
     return up / jnp.where(both == 0, 1, both)
 
+  def next_(low, high):
+    """The next bounds; the same ones where there is none."""
+    raised = jnp.where(low < low_max, jnp.minimum(low + low_step, low_max), low)
+    widened = jnp.where(high < high_max,
+                        jnp.minimum(high + high_step, high_max), high)
+    return scalar(raised), scalar(jnp.where(raised > low, high, widened))
+
   def short(bounds):
-    low_, high_, got = bounds
-    more = ((low_ < low_max) & (low_step > 0)
-            | (high_ < high_max) & (high_step > 0))
-    return more & (got < target)
+    low, high, got = bounds
+    raised, widened = next_(low, high)
+    return ((raised > low) | (widened > high)) & (got < target)
 
   def widen(bounds):
-    low_, high_, _ = bounds
-    more = (low_ < low_max) & (low_step > 0)
-    low_ = jnp.where(more, jnp.minimum(low_ + low_step, low_max), low_)
-    high_ = jnp.where(more, high_, jnp.minimum(high_ + high_step, high_max))
-    return scalar(low_), scalar(high_), share(low_, high_)
+    low, high, _ = bounds
+    low, high = next_(low, high)
+    return low, high, share(low, high)
 
   low, high = (low, high) if state is None else (state.low, state.high)
   low, high = lax.stop_gradient((scalar(low), scalar(high)))

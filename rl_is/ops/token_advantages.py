@@ -86,6 +86,7 @@ def reinforce_pp(reward: Array, group: Array, mask: Array,
   mask &= keep[:, None]
   reward_tok = values.at_last(jnp.where(keep, reward, 0), mask)
   if penalty is not None:
+    checks.like("reinforce_pp", {"mask": reward_tok}, penalty=penalty)
     reward_tok -= masked.fill(masked.wide(penalty), mask)
   adv = values.returns(reward_tok, mask, gamma=gamma, holes=holes)
   return Advantages(values.whiten(adv, mask, ddof=ddof, var_eps=var_eps), keep)
@@ -128,6 +129,7 @@ def reinforce_pp_baseline(reward: Array, group: Array, mask: Array,
   mask = values.rows_mask(fn, reward, mask)
   adv = jnp.broadcast_to(centred[:, None], mask.shape)
   if penalty is not None:
+    checks.like(fn, {"mask": adv}, penalty=penalty)
     adv = adv - masked.fill(masked.wide(penalty), mask)
   return batch_norm(Advantages(adv, keep), mask, ddof=ddof, var_eps=var_eps)
 

@@ -338,8 +338,11 @@ def whiten(x: Array, mask: Array, *, ddof: Array | float = 1.0,
   smallest = jnp.min(masked.fill(x, mask, jnp.inf), initial=jnp.inf)
   above = jnp.where(mask, x - smallest, 0)
   x = jnp.where(mask, above - jnp.sum(above) / jnp.maximum(count, 1), 0)
+  # Large values are made small first, so that no square is too large.
+  unit = jnp.maximum(masked.power_of_two(x), 1)
+  x = x / unit
   var = jnp.sum(jnp.square(x)) / jnp.maximum(count - ddof, 1)
-  scale = lax.rsqrt(jnp.where(var == 0, 1, var + var_eps))
+  scale = lax.rsqrt(jnp.where(var == 0, 1, var + var_eps / unit / unit))
   return jnp.where(mask, x * scale, 0)
 
 

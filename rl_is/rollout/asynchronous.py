@@ -12,14 +12,18 @@ import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from absl import logging
 
 from rl_is.core import checks
 from rl_is.core.types import Batch, Params
+from rl_is.infra.preemption import Preemption
 from rl_is.rollout import batching
 from rl_is.rollout.generator import Generator
 from rl_is.rollout.publisher import Publisher, Weights
 
 ORDERS = ("oldest", "freshest")
+_PATIENCE = 60.0  # seconds between two words about a wait
+_LOOK = 0.2  # seconds between two looks whether the run is told to stop
 
 
 def may_start(started: int, version: int, *, batch_size: int,
@@ -73,13 +77,15 @@ class Asynchronous:
                max_lag: int, order: str, updates_per_batch: int,
                batch_size: int, group_size: int, groups_per_call: int,
                batches: int, first: int = 0, waiting: Iterable[Batch] = (),
-               cursors: Sequence[int] = (), restart: Sequence[int] = ()):
-    """From batch `first` to `batches`; the rest is what `snapshot` gave.
+               cursors: Sequence[int] = (), restart: Sequence[int] = (),
+               stop: Preemption | None = None):
+    """From batch `first` to `batches`; what `snapshot` gave; who may end a wait.
 
     waiting: groups of a checkpoint, with the cursors of their prompts.
     restart: cursors of the groups that were being generated.
     """
     self._generator, self._publisher = generator, publisher
+    self._stop = stop or Preemption()
     self._order, self._group_size = order, group_size
     self._groups, self._per_call = batch_size // group_size, groups_per_call
     self._limits = dict(updates_per_batch=updates_per_batch, max_lag=max_lag)
@@ -109,8 +115,7 @@ class Asynchronous:
   def batch(self, n: int) -> Batch:
     """Batch n, all of it at most `max_lag` updates old; waits until it is there."""
     with self._changed, self._timed("learner_wait"):
-      self._changed.wait_for(lambda: self._failure or len(
-          self._waiting) >= self._groups)
+      self._wait_for_groups(n)
       if self._failure:
         raise RuntimeError(
             f"generator, at prompts {sorted(self._running)}: "
@@ -128,6 +133,19 @@ class Asynchronous:
     batch = batching.join([group for _, group in taken], self._group_size)
     batching.check_lag(batch, now, self._limits["max_lag"])
     return batch
+
+  def _wait_for_groups(self, n: int) -> None:
+    told = time.monotonic()
+    # A signal is looked for, and cuts nothing: cut between taking the lock and
+    # the `with` that gives it back, the generator would wait for it for ever.
+    while not self._changed.wait_for(
+        lambda: self._failure or len(self._waiting) >= self._groups,
+        timeout=min(_LOOK, _PATIENCE)):
+      self._stop.check()
+      if time.monotonic() - told >= _PATIENCE:
+        told = time.monotonic()
+        logging.warning("batch %d waits for the generator, which is at prompts "
+                        "%s", n, sorted(self._running))
 
   def snapshot(self) -> tuple[list[Batch], dict[str, list[int]]]:
     """What is sampled and not yet trained on, and which prompts are begun."""

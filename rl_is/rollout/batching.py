@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from rl_is.core.types import Batch, Prompts, Rollout
+from rl_is.rollout.verify import Scores
 from rl_is.tasks import Problem
 from rl_is.tasks.tokenizer import Tokenizer
 
@@ -89,12 +90,12 @@ def answers(tokenizer: Tokenizer, rollout: Rollout) -> list[str]:
           for tokens, mask in zip(rollout.tokens, rollout.mask)]
 
 
-def assemble(rollout: Rollout, reward: np.ndarray, group_size: int) -> Batch:
+def assemble(rollout: Rollout, scores: Scores, group_size: int) -> Batch:
   """Rollouts of whole groups, in order, with their rewards; numpy."""
   rows = rollout.tokens.shape[0]
   return Batch(
       tokens=rollout.tokens, valid=rollout.valid, mask=rollout.mask,
-      reward=np.asarray(reward, np.float32),
+      reward=scores.reward, failed=scores.failed,
       group=np.arange(rows, dtype=np.int32) // group_size,
       logp_behaviour=rollout.logp_behaviour, version=rollout.version,
       kept_ids=rollout.kept_ids, head_ids=rollout.head_ids,
@@ -137,6 +138,7 @@ def describe(batch: Batch, learner_version: int) -> dict[str, float]:
   scored = ~np.isnan(batch.reward)
   lag = (learner_version - batch.version)[batch.mask]
   length = batch.mask.sum(axis=1)
+  failed = np.zeros_like(scored) if batch.failed is None else batch.failed
   groups = [batch.reward[(batch.group == g) & scored]
             for g in np.unique(batch.group)]
   # Of one answer: above 0 where it went on under newer weights.
@@ -147,7 +149,9 @@ def describe(batch: Batch, learner_version: int) -> dict[str, float]:
   return {
       "reward/mean": mean(batch.reward[scored]),
       "reward/groups_with_signal": mean(has_signal),
-      "reward/unscorable": float(np.sum(~scored)),
+      # By reason: the verifier abstained, or failed and was to be skipped.
+      "reward/unscorable": float(np.sum(~scored & ~failed)),
+      "reward/failed": float(np.sum(failed)),
       "rollout/staleness_mean": mean(lag),
       "rollout/staleness_max": float(lag.max()) if len(lag) else float("nan"),
       # Share of the tokens of each age; the last is "or older".

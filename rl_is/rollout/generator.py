@@ -17,7 +17,8 @@ from rl_is.models.sampler import Sampling
 from rl_is.models.transformer import Model
 from rl_is.rollout import batching
 from rl_is.rollout.publisher import Weights
-from rl_is.tasks import Problem, Task, reward
+from rl_is.rollout.verify import Scores, Verifier
+from rl_is.tasks import Problem
 
 # One program each for every run of one structure in this process.
 _sample = jax.jit(sampler.sample, static_argnames=("model",))
@@ -39,29 +40,28 @@ class Swaps:
   cache: str  # of keys and values: "keep" the old ones, or "read_again"
 
 
-def sample(params: Params, task: Task, problems: Sequence[Problem],
+def sample(params: Params, verifier: Verifier, problems: Sequence[Problem],
            cursors: Sequence[int], key: jax.Array, version: int, *,
            group_size: int, prompt_width: int, model: Model,
            sampling: Sampling, mesh: Mesh, swaps: Swaps | None = None,
            latest: Callable[[], Weights] | None = None
-           ) -> tuple[Rollout, np.ndarray]:
-  """`group_size` answers to each problem, and the verifier's rewards; numpy.
+           ) -> tuple[Rollout, Scores]:
+  """`group_size` answers to each problem, and their scores; numpy.
 
   With `swaps` and `latest`, which gives the newest weights, an answer may go on
   under newer ones.
   """
   prompts = batching.encode_prompts(
-      task.tokenizer, problems, cursors, group_size, prompt_width)
+      verifier.task.tokenizer, problems, cursors, group_size, prompt_width)
   prompts = jax.device_put(prompts, mesh_lib.rows(mesh))
   how = dict(model=model, sampling=sampling)
   with mesh_lib.use(mesh):
     rollout = jax.device_get(
         _swapping(params, prompts, key, version, swaps, latest, **how)
         if swaps and latest else _sample(params, prompts, key, version, **how))
-  texts = batching.answers(task.tokenizer, rollout)
-  rewards = [reward(task, problems[row // group_size], text)
-             for row, text in enumerate(texts)]
-  return rollout, np.asarray(rewards, np.float32)
+  texts = batching.answers(verifier.task.tokenizer, rollout)
+  return rollout, verifier.scores(
+      [problems[row // group_size] for row in range(len(texts))], texts)
 
 
 def _swapping(params, prompts, key, version, swaps, latest, *, model, sampling
@@ -86,7 +86,7 @@ class Generator:
   cursor alone.
   """
 
-  def __init__(self, task: Task, *, key: jax.Array, seed: int, group_size: int,
+  def __init__(self, verifier: Verifier, *, key: jax.Array, seed: int, group_size: int,
                model: Model, sampling: Sampling, mesh: Mesh,
                record_logp: bool = True, swaps: Swaps | None = None,
                rescore_share: float = 0.0, temperature: float = 1.0):
@@ -95,14 +95,16 @@ class Generator:
     rescore_share: of the rows, scored as the learner does, at its `temperature`
     and with its parameters of the version that sampled.
     """
-    self._task, self._seed, self._mesh = task, seed, mesh
+    self._task, self._seed, self._mesh = verifier.task, seed, mesh
     self._share = rescore_share
     self._score = functools.partial(_score, model=model, temperature=temperature)
     self._group_size, self._record_logp = group_size, record_logp
     self._sample = functools.partial(
-        sample, task=task, key=jax.device_put(key, mesh_lib.replicated(mesh)), group_size=group_size, model=model,
-        prompt_width=task.max_prompt_tokens, sampling=sampling, mesh=mesh,
-        swaps=swaps)
+        sample, verifier=verifier,
+        key=jax.device_put(key, mesh_lib.replicated(mesh)),
+        group_size=group_size, model=model,
+        prompt_width=verifier.task.max_prompt_tokens, sampling=sampling,
+        mesh=mesh, swaps=swaps)
 
   def groups(self, cursors: Sequence[int], weights: Weights,
              latest: Callable[[], Weights] | None = None) -> Batch:
@@ -112,11 +114,11 @@ class Generator:
     """
     problems = [self._task.train[batching.problem_index(
         self._seed, cursor, len(self._task.train))] for cursor in cursors]
-    rollout, rewards = self._sample(
+    rollout, scores = self._sample(
         weights.params, problems=problems, cursors=cursors,
         version=weights.version, latest=latest)
     _check_finite(rollout, cursors, self._group_size)
-    batch = batching.assemble(rollout, rewards, self._group_size)
+    batch = batching.assemble(rollout, scores, self._group_size)
     if self._share:
       batch = batch.replace(logp_version=self._logp_version(batch, weights))
     return batch if self._record_logp else batch.replace(logp_behaviour=None)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable
 
 from rl_is.core.types import Batch, Params
+from rl_is.infra.preemption import Preemption
 from rl_is.rollout.buffer import LagQueue
 from rl_is.rollout.generator import Generator
 from rl_is.rollout.publisher import Publisher
@@ -17,8 +18,10 @@ class Lagged:
 
   def __init__(self, generator: Generator, publisher: Publisher, *, lag: int,
                updates_per_batch: int, prompts_per_batch: int, batches: int,
-               first: int = 0, waiting: Iterable[Batch] = ()):
+               first: int = 0, waiting: Iterable[Batch] = (),
+               stop: Preemption | None = None):
     self._generator, self._publisher = generator, publisher
+    self._stop = stop or Preemption()  # it may cut the sampling
     self._prompts, self._total = prompts_per_batch, batches
     self._queue = LagQueue(lag, updates_per_batch, waiting, first)
     self._seconds = self._tokens = 0.0
@@ -30,7 +33,8 @@ class Lagged:
     began, self._tokens = time.perf_counter(), 0.0
     for m in self._queue.due(n, self._total):
       cursors = range(m * self._prompts, (m + 1) * self._prompts)
-      batch = self._generator.groups(cursors, self._publisher.latest())
+      with self._stop.at_once():
+        batch = self._generator.groups(cursors, self._publisher.latest())
       self._queue.push(m, batch)
       self._tokens += float(batch.mask.sum())
     self._seconds = time.perf_counter() - began

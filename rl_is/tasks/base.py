@@ -43,11 +43,14 @@ class Task:
   num_too_long: int = 0  # problems left out by a limit on the prompt
 
   def __post_init__(self):
+    if not self.train:
+      raise ValueError(f"task {self.name!r}: train: expected at least 1 problem, "
+                       "got none")
     # `split` cannot fail this; two sides put together by hand can.
     shared = {p.prompt for p in self.train} & {p.prompt for p in self.heldout}
     if shared:
       raise ValueError(f"task {self.name!r}: {len(shared)} prompts are both in "
-                       f"train and heldout, among them {_short(min(shared))}")
+                       f"train and heldout, among them {short(min(shared))}")
 
   @functools.cached_property
   def max_prompt_tokens(self) -> int:
@@ -90,20 +93,31 @@ def split(
 
 def reward(task: Task, problem: Problem, text: str) -> float:
   """The verifier's score as a float; NaN where it abstained (None)."""
-  where = f"task {task.name!r}: prompt {_short(problem.prompt)}"
+  at = where(task, problem)
   try:
     value = task.verify(problem, text)
   except Exception as e:
     # Never a silent 0: a broken verifier would look like a bad policy.
-    raise RuntimeError(f"{where}: the verifier raised {type(e).__name__}: {e} "
-                       f"on the answer {_short(text)}") from e
+    raise raised(task, problem, text, e) from e
   if value is None:
     return math.nan
   if not isinstance(value, (numbers.Real, np.bool_)) or not math.isfinite(
       value):
-    raise ValueError(f"{where}: expected a finite number or None from the "
+    raise ValueError(f"{at}: expected a finite number or None from the "
                      f"verifier, got {value!r}")
   return float(value)
+
+
+def raised(task: Task, problem: Problem, text: str, error: BaseException
+           ) -> RuntimeError:
+  return RuntimeError(
+      f"{where(task, problem)}: the verifier raised {type(error).__name__}: "
+      f"{error} on the answer {short(text)}")
+
+
+def where(task: Task, problem: Problem) -> str:
+  """Which task and prompt, for an error."""
+  return f"task {task.name!r}: prompt {short(problem.prompt)}"
 
 
 def _unit_hash(text: str) -> float:
@@ -112,6 +126,6 @@ def _unit_hash(text: str) -> float:
   return int.from_bytes(digest, "big") / 2**48
 
 
-def _short(text: str, limit: int = 120) -> str:
+def short(text: str, limit: int = 120) -> str:
   """Quoted; cut, as prompts may be pages long."""
   return repr(text if len(text) <= limit else text[:limit] + "...")

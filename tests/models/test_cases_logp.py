@@ -1,7 +1,7 @@
 """Published faults of log-probs, from the sampler to the learner, by name.
 
 The same kinds on given logits are in kernels/test_logprob.py: C01, C03, C04,
-C08, C10; padding (C06) in test_transformer.py. C09 awaits a chunked kernel.
+C08, C10; C09 in test_logprob_tiles.py; padding (C06) in test_transformer.py.
 """
 
 import functools
@@ -14,6 +14,7 @@ import pytest
 from configs import addition
 from rl_is import build, overrides, train
 from rl_is.core.types import Batch, PolicyOutputs, Prompts, Rollout
+from rl_is.infra.preemption import Preemption
 from rl_is.learner import step
 from rl_is.models import sampler, scoring
 from rl_is.models.config import TransformerConfig
@@ -23,10 +24,12 @@ from rl_is.objective import constants as constants_lib
 from rl_is.objective import presets
 from rl_is.objective.compose import Objective
 from rl_is.rollout import batching, generator
+from rl_is.rollout.verify import Scores
 
 V = 11
 MODEL = Model(TransformerConfig(
     vocab_size=V, embed=8, layers=1, heads=2, kv_heads=1, head_dim=4, mlp=8))
+SCORES = Scores(np.zeros(16, np.float32), np.zeros(16, bool))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def test_C02_the_last_prompt_token_predicts_the_first_answer_token(
   want = np.take_along_axis(
       logp[:, prompt - 1:-1], np.asarray(out.tokens)[:, prompt:, None], 2)[..., 0]
   np.testing.assert_allclose(out.logp_behaviour[:, prompt:], want, atol=1e-5)
-  scored = scoring.score(params, batching.assemble(out, np.zeros(16), 4),
+  scored = scoring.score(params, batching.assemble(out, SCORES, 4),
                          model=MODEL, temperature=1.0).logp
   np.testing.assert_allclose(scored[:, prompt:], want, atol=1e-5)
 
@@ -67,7 +70,7 @@ def first_batch(one_device, **changes):
     overrides.apply(config, name, value)
   parts = build.build(config, devices=one_device)
   params = jax.tree.map(lambda x: 4 * x, parts.model.init(jax.random.key(0)))
-  source = train._source(config, parts, [], {}, 0)
+  source = train._source(config, parts, [], {}, 0, Preemption())
   source.publish(0, params)
   return parts, params, source.batch(0)
 

@@ -145,6 +145,19 @@ def test_uniform_and_copy_models_score_as_they_must(params):
   assert logp[0, 3] < -10  # 2 after 4 is no copy
 
 
+@pytest.mark.parametrize("changes", [
+    dict(logprob_impl="chunked", logprob_chunk=5), dict(logprob_impl="pallas")])
+def test_the_config_chooses_how_log_probs_are_made(params, changes):
+  batch = Batch(jnp.asarray([[1, 5, 9, 3], [2, 7, 7, 0]], jnp.int32),
+                *2 * [jnp.ones((2, 4), bool)], None, None)
+  score = lambda model, **kwargs: jax.value_and_grad(
+      lambda p: jnp.sum(scoring.score(p, batch, model=model, temperature=0.7,
+                                      **kwargs).logp))(params)
+  got = score(Model(dataclasses.replace(CONFIG, **changes)))
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), got,
+               score(MODEL, impl="reference"))
+
+
 def test_tied_embeddings_have_no_head():
   tied = Model(dataclasses.replace(CONFIG, tie_embeddings=True))
   params = tied.init(jax.random.key(0))
@@ -160,7 +173,9 @@ def test_head_dim_is_independent_of_the_width(params):
 
 @pytest.mark.parametrize("changes,word", [
     (dict(heads=3), "kv_heads"), (dict(layers=0), "layers"),
-    (dict(head_dim=5), "head_dim")])
+    (dict(head_dim=5), "head_dim"),
+    (dict(logprob_impl="chunk"), "logprob_impl: .*did you mean chunked"),
+    (dict(logprob_chunk=-1), "logprob_chunk: expected >= 0, got -1")])
 def test_refuses_impossible_shapes(changes, word):
   with pytest.raises(ValueError, match=word):
     dataclasses.replace(CONFIG, **changes)

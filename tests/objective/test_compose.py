@@ -210,6 +210,59 @@ def test_a_missing_recording_is_named(spec, field):
     Objective(spec).prepare(batch.replace(**{field: None}), constants_of(spec))
 
 
+@pytest.mark.parametrize("spec,changes,constants,message", [
+    (Spec("pg", advantage="given"), dict(adv=jnp.ones((B, 1))), {},
+     r"adv: expected shape \(8, 5\), got \(8, 1\)"),
+    (Spec("ppo_clip", "proximal", proximal="log_linear"),
+     dict(version=jnp.zeros((B, T), jnp.int32), version_now=jnp.int32(3)), {},
+     r"version_now: expected shape \(8,\), got \(\)"),
+    (Spec("ppo_clip"), {}, None, "constants: eps_low is missing"),
+    (Spec("pg"), dict(mask=jnp.ones((B, T + 1))), {}, "mask: expected shape"),
+])
+def test_what_does_not_fit_is_named(spec, changes, constants, message):
+  _, batch = make_batch()
+  constants = {} if constants is None else constants_of(spec, **constants)
+  with pytest.raises(ValueError, match=message):
+    Objective(spec).prepare(batch.replace(**changes), constants)
+
+
+def test_a_piece_that_draws_needs_a_key():
+  objective = Objective(Spec("clip_cov"))
+  logp, batch = make_batch()
+  values = constants_lib.resolve(objective.spec, presets.PRESETS[
+      "clip_cov"].constants, {})
+  batch = objective.prepare(batch, values)
+  with pytest.raises(ValueError, match="objective: key"):
+    objective.loss(PolicyOutputs(logp, None), batch, values)
+
+
+def test_no_updates_a_batch_are_refused():
+  with pytest.raises(ValueError, match="updates_per_batch: .*at least 1, got 0"):
+    Objective(Spec(), updates_per_batch=0)
+
+
+def test_a_mask_of_numbers_is_a_mask():
+  logp, batch = make_batch()
+  objective = Objective(Spec("ppo_clip"))
+  values = constants_of(objective.spec)
+  want, = loss_and_grad(objective, logp, batch, values)
+  for dtype in (jnp.float32, jnp.int32):
+    got, = loss_and_grad(
+        objective, logp, batch.replace(mask=batch.mask.astype(dtype)), values)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_float64_stays_float64():
+  objective = Objective(Spec("ppo_clip", aggregation="sequence_mean_token_mean"))
+  with jax.enable_x64(True):
+    wide = lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x
+    _, batch = jax.tree.map(wide, make_batch())
+    prepared = objective.prepare(batch, constants_of(objective.spec))
+  assert {x.dtype for x in jax.tree.leaves((
+      prepared.weight, prepared.token_weight, prepared.adv))} == {
+          np.dtype("float64")}
+
+
 def test_a_users_own_correction():
   """Half the weight, whatever the ratio: half the gradient."""
   from rl_is.core.types import Weights

@@ -131,6 +131,15 @@ def test_malformed_corrections_are_refused(text):
     spec_lib.parse_corrections(text)
 
 
+@pytest.mark.parametrize("spec,message", [
+    (Spec(corrections=(Correction("tis@", "current"),)), "label after the @"),
+    (Spec(kl_weight="behaviour"), "kl_weight='behaviour' weighs no regularizer"),
+    (Spec(surrogate=["pg"]), "surrogate: unknown name")])
+def test_what_says_nothing_is_refused(spec, message):
+  with pytest.raises(ValueError, match=message):
+    spec_lib.check(spec)
+
+
 def test_a_users_own_correction_may_not_take_our_name():
   with pytest.raises(ValueError, match="tis"):
     spec_lib.corrections_table(dict(tis=ops.CORRECTIONS["tis"]))

@@ -125,6 +125,36 @@ def test_no_rows():
   assert none.adv.shape == none.keep.shape == (0,)
 
 
+# Not "leave_one_out", which does not divide where the others are equal.
+@pytest.mark.parametrize("std", ["unbiased", "biased", "batch"])
+@pytest.mark.parametrize("scale", [1e-30, 1e-10, 1.0, 1e20, 1e37])
+def test_grpo_does_not_depend_on_the_scale(std, scale):
+  """Exactly, over powers of two; squares alone would give 0 at both ends."""
+  reward, group = _batch(2)
+  scale = np.float32(2.0 ** np.round(np.log2(scale)))
+  plain, scaled = (advantages.grpo(r, group, std_eps=0.0, std=std).adv
+                   for r in (reward, reward * scale))
+  np.testing.assert_array_equal(scaled, plain)
+  assert np.nanmax(np.abs(plain)) > 0.5
+
+
+def test_an_infinite_reward_is_seen():
+  reward = np.float32([np.inf, 0, 1, 2])
+  for name in ("grpo", "pass_at_k", "dr_grpo", "rloo"):
+    adv = getattr(advantages, name)(reward, np.zeros(4, np.int32)).adv
+    assert not np.isfinite(adv).all(), name
+
+
+def test_any_integer_that_holds_the_rows_names_a_group():
+  reward, ids = np.arange(200, dtype=np.float32), np.arange(200) % 100
+  want = advantages.grpo(reward, ids.astype(np.int32)).adv
+  for dtype in (np.uint8, np.int16, np.uint32):
+    np.testing.assert_array_equal(
+        advantages.grpo(reward, ids.astype(dtype)).adv, want)
+  with pytest.raises(ValueError, match="grpo: group: .*holds 200.*got int8"):
+    advantages.grpo(reward, ids.astype(np.int8))
+
+
 def test_std_eps_may_be_an_axis():
   reward, group = _batch(2)
   values = np.float32([0, 1e-4, 1])

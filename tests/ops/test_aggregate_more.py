@@ -94,6 +94,16 @@ def test_parts_add_over_rows(name, empty):
     np.testing.assert_allclose(both.value(), mean.value(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("bad", [-1, 3])
+def test_prompt_mean_refuses_a_prompt_that_is_none(bad):
+  group = np.array([0, bad, 1])
+  x, mask = np.ones((3, 2), np.float32), np.ones((3, 2), bool)
+  with pytest.raises(ValueError, match=r"prompt_mean: group: .*\[0, 3\)"):
+    aggregate.prompt_mean(x, mask, group=group)
+  traced = jax.jit(lambda g: aggregate.prompt_mean(x, mask, group=g).value())
+  assert np.isnan(traced(group))
+
+
 def test_prompt_mean_is_what_it_says():
   loss, ones = _loss(4), np.ones((draws.B, draws.T), np.float32)
   value = lambda x, group, mask=MASK: aggregate.prompt_mean(

@@ -132,6 +132,10 @@ def test_literal_bapo_bounds():
   np.testing.assert_allclose([stay.low, stay.high], [.6, 1.2], rtol=1e-6)
   never = trust.bapo_bounds(None, *args, target=.99, high_step=0.)
   np.testing.assert_allclose([never.low, never.high], [.8, 1.2], rtol=1e-6)
+  # Nor does one for ever that is lost in the rounding of .6 and 1.2.
+  lost = trust.bapo_bounds(None, *args, target=.99, low_step=1e-9,
+                           high_step=1e-9)
+  np.testing.assert_allclose([lost.low, lost.high], [.6, 1.2], rtol=1e-6)
 
 
 def test_literal_cov():

@@ -12,12 +12,14 @@ from rl_is.core.types import Prompts
 from rl_is.infra import metrics
 from rl_is.models import scoring
 from rl_is.models.sampler import Sampling
-from rl_is.rollout import asynchronous, batching, generator, mismatch
+from rl_is.rollout import asynchronous, batching, generator, mismatch, verify
 from rl_is.rollout.mismatch import Disturbance, Spikes
 from rl_is.rollout.publisher import Weights
+from rl_is.rollout.verify import Scores
 
 ROWS, NEW, TOP_K, TOP_P, HEAD = 64, 6, 6, 0.7, 3
 RARE, NATS = 0.08, 4.0
+SCORES = Scores(np.zeros(ROWS, np.float32), np.zeros(ROWS, bool))
 # name -> (the sampler's weights, its temperature, what it does to logits)
 DIALS = {
     "none": (("none", None), 1.0, {}),
@@ -52,7 +54,7 @@ def swapping(versions, dial, cache="keep"):
 
 def score(learner, rollout):
   return np.asarray(scoring.score(
-      learner, batching.assemble(rollout, np.zeros(ROWS), 4), model=MODEL,
+      learner, batching.assemble(rollout, SCORES, 4), model=MODEL,
       temperature=1.0).logp)
 
 
@@ -182,7 +184,7 @@ def test_an_asynchronous_run_replays_them(warm, tmp_path, one_device,
 
   monkeypatch.setattr(asynchronous.Asynchronous, "batch", batch)
   # By chance: the tiny model is hardly ever right.
-  monkeypatch.setattr(generator, "reward",
+  monkeypatch.setattr(verify, "reward",
                       lambda task, problem, text: float(len(text) % 2))
   train.run(tiny(warm, optimizer__learning_rate=rate, **ASYNC, **dial),
             str(tmp_path), devices=one_device)

@@ -17,6 +17,7 @@ from rl_is.rollout import batching, generator
 from rl_is.rollout.buffer import LagQueue
 from rl_is.rollout.mismatch import Disturbance, Spikes
 from rl_is.rollout.publisher import Publisher, Weights
+from rl_is.rollout.verify import Scores, Verifier
 from rl_is.tasks import Problem, make_task
 
 TASK = make_task("addition", digits=1)
@@ -175,7 +176,7 @@ def make_generator(task=TASK, **changes):
       key=rng.key(0, "sample"), seed=0, group_size=4, model=model,
       sampling=Sampling(1.0, max_new_tokens=3, eos_ids=(2,)),
       mesh=mesh_lib.make(dict(data=-1, fsdp=1, tensor=1), jax.devices()[:1]))
-  made = generator.Generator(task, **(kwargs | changes))
+  made = generator.Generator(Verifier(task), **(kwargs | changes))
   weights = lambda version, params: Weights(version, params, params)
   return lambda cursors, scale=1, latest=None: made.groups(
       cursors, weights(0, jax.tree.map(lambda x: x * scale, params)),
