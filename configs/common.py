@@ -39,11 +39,18 @@ def base() -> ConfigDict:
       # A verifier that raises, returns no score or takes longer, for one answer:
       # "stop" the run, or "skip" the answer (in no loss; counted).
       verify=dict(seconds=10.0, on_failure="stop"),
+      # See rl_is/models/config.py; models/published.py has those of real models.
       model=dict(
-          embed=64, layers=2, heads=4, kv_heads=4, head_dim=16, mlp=128,
-          vocab_multiple=8, rope_theta=10_000.0, qk_norm=True,
-          tie_embeddings=False, dtype="float32", param_dtype="float32",
-          head_precision="highest", logprob_impl="auto", logprob_chunk=0),
+          vocab_size=placeholder(int),  # unset: the tokenizer's
+          vocab_multiple=8, embed=64, layers=2, heads=4, kv_heads=4, head_dim=16,
+          mlp=128, experts=0, experts_per_token=0, activation="silu",
+          rope_theta=10_000.0, window=0, global_every=1,
+          local_rope_theta=10_000.0, norm_eps=1e-6, qk_norm=True,
+          post_norms=False, embed_scale=False, tie_embeddings=False,
+          logit_softcap=placeholder(float), dtype="float32",
+          param_dtype="float32", head_precision="highest", attention="xla",
+          remat="none", scan_layers=False, logprob_impl="auto",
+          logprob_chunk=0),
       mesh=dict(data=-1, fsdp=1, tensor=1),  # -1: all devices that are left
       rollout=dict(
           # "lag": batches exactly `lag` optimizer updates old, taking turns.
@@ -66,6 +73,9 @@ def base() -> ConfigDict:
           # sampled: tells the engine's mismatch from staleness.
           rescore_share=0.0,
           record_top_k=0,  # most likely tokens written down at each: centering
+          # The learner sends each token through the experts that the sampler's
+          # took; their shares are its own.
+          replay_routes=False,
           temperature=1.0,
           top_k=0,  # 0: the whole vocabulary
           top_p=1.0,  # below 1 needs top_k > 0
@@ -99,7 +109,10 @@ def base() -> ConfigDict:
       # Supervised, before step 1: until the chance that a sampled answer to a
       # held-out prompt is right reaches `target`, or for `steps`.
       warm_start=dict(steps=600, batch=128, learning_rate=3e-3, target=0.4,
-                      path=""),  # "": inside the workdir
+                      path="",  # "": inside the workdir
+                      # A directory with a model in Hugging Face's files, which
+                      # takes the place of all that: steps=0.
+                      weights=""),
       evaluate=dict(every=0, prompts=256, samples=4, temperature=1.0),
       checkpoint=dict(every=50, keep=2),
       track=dict(tensorboard=False),

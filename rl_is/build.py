@@ -7,7 +7,6 @@ names the field, what was expected and what came.
 import dataclasses
 import importlib.util
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,15 +17,14 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from rl_is import ops
+from rl_is import fields, ops
 from rl_is.core import checks
 from rl_is.core.types import Params, Weights
 from rl_is.infra import mesh as mesh_lib
 from rl_is.infra import rng, sharding
-from rl_is.infra import workdir as workdir_lib
 from rl_is.learner import optimizer
 from rl_is.learner import state as state_lib
-from rl_is.models import sampler
+from rl_is.models import hf, sampler
 from rl_is.models.config import TransformerConfig
 from rl_is.models.sampler import Sampling
 from rl_is.models.transformer import Model
@@ -59,68 +57,6 @@ class Parts:
   dials: dict[str, float]
 
 
-# Field -> (low, high, is low allowed). int or float follows the config's type.
-_RANGES = {
-    "seed": (0, 2**32 - 1, True),
-    **{f"model.{name}": (1, math.inf, True) for name in (
-        "embed", "layers", "heads", "kv_heads", "head_dim", "mlp",
-        "vocab_multiple")},
-    "model.rope_theta": (0, math.inf, False),
-    "model.logprob_chunk": (0, math.inf, True),
-    **{f"mesh.{axis}": (-1, math.inf, True) for axis in mesh_lib.AXES},
-    "rollout.lag": (0, math.inf, True),
-    "rollout.max_lag": (0, math.inf, True),
-    "rollout.sampler_devices": (1, math.inf, True),
-    "rollout.rows_per_call": (1, math.inf, True),
-    "rollout.swap_tokens": (0, math.inf, True),
-    "rollout.batch_size": (1, math.inf, True),
-    "rollout.group_size": (1, math.inf, True),
-    "rollout.rescore_share": (0, 1, True),
-    "rollout.top_k": (0, math.inf, True),
-    "rollout.record_top_k": (0, math.inf, True),
-    "rollout.top_p": (0, 1, False),
-    "rollout.temperature": (-math.inf, math.inf, False),  # sampler.check
-    "rollout.max_new_tokens": (1, math.inf, True),
-    "mismatch.bits": (1, 23, True),  # mismatch.check_weights
-    "mismatch.temperature": (0, 1e3, False),
-    "mismatch.top_p": (0, 1, False),
-    "mismatch.logit_sd": (0, 1e3, True),
-    "mismatch.logit_seed": (0, 2**32 - 1, True),
-    "mismatch.spike_rate": (0, 1, True),
-    "mismatch.spike_nats": (-1e3, 1e3, True),
-    "mismatch.spike_below": (0, 1, False),
-    "verify.seconds": (0, 1e6, False),
-    "optimizer.learning_rate": (0, 1e9, True),
-    "optimizer.warmup_updates": (0, math.inf, True),
-    "optimizer.b1": (0, 1 - 1e-9, True),
-    "optimizer.b2": (0, 1 - 1e-9, True),
-    "optimizer.eps": (0, math.inf, False),
-    "optimizer.weight_decay": (0, 1e9, True),
-    "optimizer.grad_clip": (0, math.inf, True),
-    "train.steps": (1, math.inf, True),
-    "train.updates_per_batch": (1, math.inf, True),
-    "train.microbatches": (1, math.inf, True),
-    "warm_start.steps": (0, math.inf, True),
-    "warm_start.batch": (1, math.inf, True),
-    "warm_start.learning_rate": (0, 1e9, True),
-    "warm_start.target": (0, 1, True),
-    "evaluate.every": (0, math.inf, True),
-    "evaluate.prompts": (0, math.inf, True),
-    "evaluate.samples": (1, math.inf, True),
-    "evaluate.temperature": (0, math.inf, True),
-    "checkpoint.every": (1, math.inf, True),
-    "checkpoint.keep": (1, math.inf, True),
-}
-# The other fields; what hangs on a prefix is checked by who reads it.
-_OTHERS = {
-    "task.name", "model.qk_norm", "model.tie_embeddings", "model.dtype",
-    "model.param_dtype", "model.head_precision", "model.logprob_impl", "rollout.mode",
-    "rollout.order", "rollout.swap_cache", "rollout.record_logp",
-    "verify.on_failure", "mismatch.weights", "optimizer.name",
-    "train.full_diagnostics", "train.psis", "warm_start.path", "track.tensorboard"}
-_PREFIXES = ("objective.", "task.kwargs")
-
-
 def build(config: ConfigDict, *, corrections: Mapping[str, ops.Row | Callable]
           = {}, devices=None) -> Parts:
   """The parts of a run.
@@ -129,19 +65,19 @@ def build(config: ConfigDict, *, corrections: Mapping[str, ops.Row | Callable]
     `ops.corrections` (its keyword defaults are its constants' values), or a
     whole `ops.Row` for constants that the config may set.
   """
-  check_numbers(config)
+  fields.check(config)
   if config.track.tensorboard and not importlib.util.find_spec("tensorboardX"):
     raise ValueError("config.track.tensorboard needs tensorboardX: "
                      "pip install -e '.[track]'")
   task = make_task(config.task.name, **config.task.kwargs.to_dict())
-  model = Model(TransformerConfig(
-      vocab_size=task.tokenizer.vocab_size, **config.model.to_dict()))
+  model = make_model(config, task)
   sampling = make_sampling(config, task, model)
   objective, constants = make_objective(config, sampling, corrections)
   mesh, sampler_mesh = make_meshes(config, devices)
   _check_rollout(config, objective, mesh)
   _check_mode(config, sampler_mesh)
   _check_mismatch(config)
+  _check_weights(config, model)
   o, m = config.optimizer, config.mismatch
   constants |= dict(
       learning_rate=o.learning_rate, weight_decay=o.weight_decay,
@@ -153,29 +89,37 @@ def build(config: ConfigDict, *, corrections: Mapping[str, ops.Row | Callable]
                mismatch.describe(m.to_dict()))
 
 
-def check_numbers(config: ConfigDict) -> None:
-  """Every number is one, and in its range. ConfigDict lets True and NaN pass."""
-  flat = workdir_lib.flatten(config.to_dict())
-  known = set(_RANGES) | _OTHERS
-  for name in flat:
-    if name not in known and not name.startswith(_PREFIXES):
-      raise ValueError(checks.unknown("config", name, known))
-  missing = sorted(known - set(flat))
-  if missing:
-    raise ValueError(f"config.{missing[0]}: missing; begin from common.base()")
-  for name, (low, high, closed) in _RANGES.items():
-    if flat[name] is not None:
-      checks.in_range(f"config.{name}", flat[name], low, high, closed)
-  for name, value in flat.items():
-    if isinstance(value, float) and math.isnan(value):
-      raise ValueError(f"config.{name}: expected a number, got NaN")
+def make_model(config: ConfigDict, task: Task) -> Model:
+  structure, size = config.model.to_dict(), task.tokenizer.vocab_size
+  if structure["vocab_size"] is None:
+    structure["vocab_size"] = size
+  if structure["vocab_size"] < size:
+    raise ValueError(f"config.model.vocab_size = {structure['vocab_size']}: the "
+                     f"tokenizer of {task.name} has {size} ids")
+  return Model(TransformerConfig(**structure))
+
+
+def _check_weights(config: ConfigDict, model: Model) -> None:
+  w = config.warm_start
+  if not w.weights:
+    return
+  if w.steps:
+    raise ValueError(f"config.warm_start.weights = {w.weights!r}: is the start; "
+                     f"set config.warm_start.steps=0, got {w.steps}")
+  for name, value in hf.structure(w.weights).items():
+    if getattr(model.config, name) != value:
+      raise ValueError(f"config.model.{name}: {w.weights} has {value!r}, got "
+                       f"{getattr(model.config, name)!r}")
 
 
 def make_sampling(config: ConfigDict, task: Task, model: Model) -> Sampling:
   r = config.rollout
+  if r.replay_routes and not model.config.experts:
+    raise ValueError("config.rollout.replay_routes: the model has no experts")
   sampling = Sampling(
       temperature=r.temperature * config.mismatch.temperature,
       top_p=r.top_p, top_k=r.top_k, record_top_k=r.record_top_k,
+      record_routes=r.replay_routes,
       disturb=mismatch.disturbance(
           config.mismatch.to_dict(), vocab_size=model.config.vocab_size,
           width=model.config.padded_vocab),

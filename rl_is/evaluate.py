@@ -75,7 +75,7 @@ def evaluate(params: Params, config: ConfigDict, parts: Parts
   samples = e.samples if e.temperature else 1
   sampling = dataclasses.replace(
       parts.sampling, greedy=e.temperature == 0, top_k=0, top_p=1.0,
-      record_top_k=0, temperature=e.temperature or 1.0, disturb=None)
+      record_top_k=0, record_routes=False, temperature=e.temperature or 1.0, disturb=None)
   # About as many rows a call as in training, and a multiple of the mesh; the
   # last call is filled up with prompts that are not counted.
   devices = mesh_lib.data_size(parts.mesh)

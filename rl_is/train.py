@@ -6,8 +6,8 @@ queue (infra, rollout).
 """
 
 import contextlib
-import functools
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -219,7 +219,7 @@ def _begin(config: ConfigDict, parts: Parts, workdir: str,
   """The state at step 0, and the KL reference if the objective has one."""
   born = functools.partial(state_lib.born, model=parts.model, mesh=parts.mesh)
   more = dict(tx=parts.tx, objective=parts.objective)
-  if config.warm_start.steps:
+  if config.warm_start.steps or config.warm_start.weights:
     params = warm_start.params(config, parts, workdir, check_stop)
     state = born(functools.partial(state_lib.create, **more))(params)
   else:

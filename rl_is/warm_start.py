@@ -22,7 +22,7 @@ from rl_is.infra import mesh as mesh_lib
 from rl_is.infra import workdir as workdir_lib
 from rl_is.learner import optimizer, step
 from rl_is.learner import state as state_lib
-from rl_is.models import scoring
+from rl_is.models import hf, scoring
 from rl_is.models.transformer import Model
 from rl_is.objective.compose import Objective
 from rl_is.objective.spec import Spec
@@ -38,14 +38,16 @@ _IDENTITY = "warm_start.json"
 
 def params(config: ConfigDict, parts: Parts, workdir: str,
            check_stop: Callable[[], None] = lambda: None) -> Params:
-  """The parameters to start from: cached, or trained and cached.
+  """The parameters to start from: given, cached, or trained and cached.
 
   check_stop: called before each step; raises if the run is to stop.
   """
-  path = epath.Path(config.warm_start.path or f"{workdir}/warm_start")
-  identity = _identity(config)
   shapes = jax.eval_shape(parts.model.init, rng.key(config.seed, "init"))
   placed = sharding.shaped(shapes, parts.model.rules, parts.mesh)
+  if config.warm_start.weights:
+    return hf.load(config.warm_start.weights, parts.model, placed)
+  path = epath.Path(config.warm_start.path or f"{workdir}/warm_start")
+  identity = _identity(config)
   _check_ours(path)
   workdir_lib.claim(path, identity, name=_IDENTITY)
   with workdir_lib.lock(path):

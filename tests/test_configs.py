@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from configs import addition, common
-from rl_is import build, overrides
+from rl_is import build, fields, overrides
 from rl_is.objective import constants as constants_lib
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -131,7 +131,7 @@ def test_true_in_the_file_itself_is_found():
   config = addition.get_config()
   config.train.steps = True
   with pytest.raises(ValueError, match="config.train.steps"):
-    build.check_numbers(config)
+    fields.check(config)
 
 
 @pytest.mark.parametrize("changes,words", [

@@ -148,6 +148,8 @@ class Rollout:
   # kept_ids where there are any; -1 marks an unused slot, whose log-prob is 0.
   head_ids: Array | None = None  # [B, T, K] int32
   head_logp_behaviour: Array | None = None  # [B, T, K] float32 nats
+  # The experts that each token went through; -1: it was not fed.
+  routes: Array | None = None  # [B, T, layers, k] int16
 
 
 @pytree
@@ -171,6 +173,7 @@ class Batch:
   kept_ids: Array | None = None  # [B, T, K]
   head_ids: Array | None = None  # [B, T, K]; see `Rollout`
   head_logp_behaviour: Array | None = None  # [B, T, K]
+  routes: Array | None = None  # [B, T, layers, k]; see `Rollout`
   stop_token: Array | None = None  # [B] int32: EOS id; -1: the length limit
   failed: Array | None = None  # [B] bool: NaN because the verifier failed
   logp_prox: Array | None = None  # [B, T] scored at the start of the update

@@ -12,8 +12,14 @@ class Cache:
 
   k: Array
   v: Array
+  # The experts that each token went through, -1 where none was fed yet.
+  routes: Array | None = None  # [layers, B, S, experts_per_token] int16
 
 
-def empty(config: TransformerConfig, rows: int, length: int) -> Cache:
-  shape = (config.layers, rows, length, config.kv_heads, config.head_dim)
-  return Cache(*(jnp.zeros(shape, jnp.dtype(config.dtype)) for _ in range(2)))
+def empty(config: TransformerConfig, rows: int, length: int,
+          record_routes: bool = False) -> Cache:
+  c, start = config, (config.layers, rows, length)
+  keys, values = (jnp.zeros((*start, c.kv_heads, c.head_dim),
+                            jnp.dtype(c.dtype)) for _ in range(2))
+  return Cache(keys, values, jnp.full(
+      (*start, c.experts_per_token), -1, jnp.int16) if record_routes else None)

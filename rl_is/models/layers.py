@@ -1,7 +1,7 @@
 """The layers of the transformer, as Flax NNX modules. Floor 2.
 
 Shape suffixes: B batch, T query positions, S key positions, D embed, H query
-heads, K kv heads, h head_dim, F mlp.
+heads, K kv heads, h head_dim, F mlp, k experts of a token.
 """
 
 import functools
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from rl_is.models import experts
 from rl_is.models.config import TransformerConfig
 
 
@@ -97,6 +98,27 @@ class MLP(nnx.Module):
     return (self.act(x @ gate) * (x @ up)) @ down
 
 
+class Experts(nnx.Module):
+  """Each token's MLP is a weighted sum of a few of many; see `models.experts`."""
+
+  def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
+    c, E = config, config.experts
+    self.router = _init(rngs, (c.embed, E), c.embed, c.param_dtype)
+    self.gate = _init(rngs, (E, c.embed, c.mlp), c.embed, c.param_dtype)
+    self.up = _init(rngs, (E, c.embed, c.mlp), c.embed, c.param_dtype)
+    self.down = _init(rngs, (E, c.mlp, c.embed), c.mlp, c.param_dtype)
+    self.act = activation(c)
+    self.count, self.precision = c.experts_per_token, c.head_precision
+
+  def __call__(self, x_BTD, routes_BTk):
+    """(y, the experts that each token went through [B, T, k])."""
+    routes, share = experts.route(x_BTD, self.router[...], self.count,
+                                  routes_BTk, self.precision)
+    gate, up, down = (w[...].astype(x_BTD.dtype)
+                      for w in (self.gate, self.up, self.down))
+    return experts.mix(x_BTD, routes, share, gate, up, down, self.act), routes
+
+
 def activation(config: TransformerConfig):
   return dict(silu=jax.nn.silu, gelu=functools.partial(
       jax.nn.gelu, approximate=True))[config.activation]
@@ -110,14 +132,22 @@ class Block(nnx.Module):
     self.attention_norm = norm()
     self.attention = Attention(config, rngs)
     self.mlp_norm = norm()
-    self.mlp = MLP(config, rngs)
+    if config.experts:
+      self.experts = Experts(config, rngs)
+    else:
+      self.mlp = MLP(config, rngs)
+    self.has_experts = config.experts > 0
     self.attention_post_norm = norm() if config.post_norms else None
     self.mlp_post_norm = norm() if config.post_norms else None
 
-  def __call__(self, x, positions, theta, attend):
+  def __call__(self, x, positions, theta, attend, routes):
+    """(x, what `attend` returns besides, the experts taken or None)."""
     y, more = self.attention(self.attention_norm(x), positions, theta, attend)
     x = x + _after(self.attention_post_norm, y)
-    return x + _after(self.mlp_post_norm, self.mlp(self.mlp_norm(x))), more
+    y = self.mlp_norm(x)
+    y, routes = self.experts(y, routes) if self.has_experts else (
+        self.mlp(y), None)
+    return x + _after(self.mlp_post_norm, y), more, routes
 
 
 def _after(norm: RMSNorm | None, x):

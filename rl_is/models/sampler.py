@@ -24,6 +24,7 @@ class Sampling:
   max_new_tokens: int = static(1)
   top_k: int = static(0)  # 0: the whole vocabulary
   record_top_k: int = static(0)  # most likely tokens to write down; 0: none
+  record_routes: bool = static(False)  # the experts that each token took
   eos_ids: tuple[int, ...] = static(())
   pad_id: int = static(0)
   greedy: bool = static(False)  # evaluation only: the most likely token
@@ -133,7 +134,7 @@ def begin(params: Params, prompts: Prompts, key: Array, *, model: Model,
       valid=wide(prompts.valid, False), mask=jnp.zeros(shape, bool),
       logp_behaviour=jnp.zeros(shape, jnp.float32),
       version=jnp.full(shape, -1, jnp.int32),
-      cache=cache_lib.empty(model.config, *shape))
+      cache=cache_lib.empty(model.config, *shape, sampling.record_routes))
   if sampling.top_k:
     kept = (*shape, min(sampling.top_k, V))
     state["kept_ids"] = jnp.full(kept, -1, jnp.int32)
@@ -188,13 +189,21 @@ def decode(params: Params, state: State, version: Array | int,
 
 
 def read_again(params: Params, state: State, *, model: Model) -> State:
-  """The keys and values of everything so far, as `params` make them."""
-  empty = jax.tree.map(jnp.zeros_like, state["cache"])
-  return dict(state, cache=model.extend(
-      params, state["tokens"], state["valid"], empty, 0)[1])
+  """The keys and values of everything so far, as `params` make them.
+
+  The experts stay those under which the tokens were drawn.
+  """
+  old = state["cache"]
+  empty = jax.tree.map(jnp.zeros_like, old)
+  cache = model.extend(params, state["tokens"], state["valid"], empty, 0)[1]
+  return dict(state, cache=dataclasses.replace(
+      cache, routes=old.routes))
 
 
 def finish(state: State) -> Rollout:
   """What was drawn and recorded."""
   fields = {f.name for f in dataclasses.fields(Rollout)}
-  return Rollout(**{k: x for k, x in state.items() if k in fields})
+  routes = state["cache"].routes
+  return Rollout(
+      **{k: x for k, x in state.items() if k in fields},
+      routes=None if routes is None else jnp.moveaxis(routes, 0, 2))

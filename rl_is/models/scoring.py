@@ -16,11 +16,12 @@ def score(params: Params, batch: Batch, *, model: Model,
 
   Position t speaks of token t: its logits are those of position t - 1, and the
   first token, which nothing predicts, gets 0. Where the batch carries the
-  sampler's kept ids the softmax is over them. `return_head`: also `logp_ids`, of
+  sampler's kept ids the softmax is over them; where it carries the experts that
+  the sampler's tokens took, they take the same. `return_head`: also `logp_ids`, of
   the batch's `head_ids`; -1e30 in an unused slot. `impl`, `mesh`: see
   `logprob.token_logprob`; the model's own by default.
   """
-  hidden = model.hidden(params, batch.tokens, batch.valid)
+  hidden = model.hidden(params, batch.tokens, batch.valid, batch.routes)
   kept = batch.kept_ids is not None
   if return_head and batch.head_ids is None:
     raise ValueError("score: return_head: the batch has no head_ids")

@@ -24,6 +24,9 @@ RULES = (
     (r"attention/o", P(None, "tensor", None, "fsdp")),
     (r"mlp/(gate|up)", P(None, "fsdp", "tensor")),
     (r"mlp/down", P(None, "tensor", "fsdp")),
+    (r"experts/router", P(None, "fsdp", None)),
+    (r"experts/(gate|up)", P(None, None, "fsdp", "tensor")),
+    (r"experts/down", P(None, None, "tensor", "fsdp")),
     (r"norm/scale", P()),
 )
 
@@ -51,11 +54,13 @@ class Model:
       params["head"] = table(head, c.embed, c.padded_vocab)
     return params
 
-  def hidden(self, params: Params, tokens: Array, valid: Array) -> Array:
+  def hidden(self, params: Params, tokens: Array, valid: Array,
+             routes: Array | None = None) -> Array:
     """Final hidden states of whole sequences, [B, T] -> [B, T, D].
 
     Padding (`valid` False), left or right, is not attended to and takes no
-    position; what comes out there is finite and means nothing.
+    position; what comes out there is finite and means nothing. routes: [B, T,
+    layers, k] experts to go through, -1 for those that the router chooses.
     """
     length = tokens.shape[1]
     causal = jnp.tril(jnp.ones((length, length), bool))
@@ -65,7 +70,7 @@ class Model:
     def look(layer, cache, q, k, v):
       return layers.attend(q, k, v, mask(layer)), cache
 
-    return self._apply(params, tokens, where, look, None)[0]
+    return self._apply(params, tokens, where, look, None, routes)[0]
 
   def extend(self, params: Params, tokens: Array, valid: Array, cache: Cache,
              start: Array | int) -> tuple[Array, Cache]:
@@ -83,12 +88,17 @@ class Model:
     def look(layer, cache, q, k, v):
       put = lambda old, new: lax.dynamic_update_slice(
           old, new[None], (layer["number"], 0, start, 0, 0))
-      cache = Cache(put(cache.k, k), put(cache.v, v))
+      cache = dataclasses.replace(
+          cache, k=put(cache.k, k), v=put(cache.v, v))
       k, v = (lax.dynamic_index_in_dim(x, layer["number"], keepdims=False)
               for x in (cache.k, cache.v))
       return layers.attend(q, k, v, mask(layer)), cache
 
-    return self._apply(params, tokens, here, look, cache)
+    x, cache, routes = self._apply(params, tokens, here, look, cache)
+    if cache.routes is not None:
+      cache = dataclasses.replace(cache, routes=lax.dynamic_update_slice(
+          cache.routes, routes.astype(cache.routes.dtype), (0, 0, start, 0)))
+    return x, cache
 
   def unembed(self, params: Params) -> Array:
     """[D, V] with V padded; separate, so that the log-prob kernel fuses it."""
@@ -102,10 +112,15 @@ class Model:
     near = query_BT[:, :, None] - key_BS[:, None, :] < c.window
     return lambda layer: seen_BTS & (near | layer["is_global"])
 
-  def _apply(self, params, tokens, positions_, look, cache):
-    """look(layer, cache, q, k, v) -> (y, cache) is how one layer attends."""
+  def _apply(self, params, tokens, positions_, look, cache, routes=None):
+    """look(layer, cache, q, k, v) -> (y, cache) is how one layer attends.
+
+    Returns (x, cache, the experts taken [layers, B, T, k] or None).
+    """
     c = self.config
-    x = constrain_rows(params["embed"][tokens].astype(jnp.dtype(c.dtype)))
+    # Whole in D first: rows of a table split in D would have to be moved twice.
+    table = _constrain(params["embed"], P("tensor", None))
+    x = constrain_rows(table[tokens].astype(jnp.dtype(c.dtype)))
     if c.embed_scale:
       x = x * jnp.asarray(c.embed**0.5, x.dtype)
     is_global = [c.is_global(i) for i in range(c.layers)]
@@ -113,17 +128,21 @@ class Model:
         number=jnp.arange(c.layers), is_global=jnp.asarray(is_global),
         theta=jnp.where(jnp.asarray(is_global), jnp.float32(c.rope_theta),
                         jnp.float32(c.local_rope_theta)))
+    if routes is not None:
+      of_layer["routes"] = jnp.moveaxis(routes, 2, 0).astype(jnp.int32)
 
     def body(carry, xs):
       (x, cache), (weights, layer) = carry, xs
-      x, cache = nnx.merge(_block(c), weights)(
-          x, positions_, layer["theta"], functools.partial(look, layer, cache))
-      return (constrain_rows(x), cache), None
+      x, cache, taken = nnx.merge(_block(c), weights)(
+          x, positions_, layer["theta"], functools.partial(look, layer, cache),
+          layer.get("routes"))
+      return (constrain_rows(x), cache), taken
 
-    (x, cache), _ = lax.scan(
+    (x, cache), taken = lax.scan(
         _remat(body, c), (x, cache), (params["blocks"], of_layer),
         unroll=1 if c.scan_layers else c.layers)
-    return layers.rms_norm(x, params["final_norm"]["scale"], c.norm_eps), cache
+    x = layers.rms_norm(x, params["final_norm"]["scale"], c.norm_eps)
+    return x, cache, taken
 
 
 def positions(valid: Array) -> Array:
@@ -132,11 +151,15 @@ def positions(valid: Array) -> Array:
 
 
 def constrain_rows(x: Array) -> Array:
-  """Rows over data and fsdp on the mesh that is set; without one, as it is."""
+  """Rows over data and fsdp."""
+  return _constrain(x, P(("data", "fsdp"), *(None,) * (x.ndim - 1)))
+
+
+def _constrain(x: Array, spec: P) -> Array:
+  """So placed on the mesh that is set; without one, as it is."""
   if jax.sharding.get_abstract_mesh().empty:
     return x
-  return lax.with_sharding_constraint(
-      x, P(("data", "fsdp"), *(None,) * (x.ndim - 1)))
+  return lax.with_sharding_constraint(x, spec)
 
 
 def _remat(body, config: TransformerConfig):

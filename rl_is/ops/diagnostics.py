@@ -10,7 +10,6 @@ Raw and effective weights are kept apart: statistics of a truncated weight hide
 the tail that one wants to see.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax

@@ -99,7 +99,7 @@ def assemble(rollout: Rollout, scores: Scores, group_size: int) -> Batch:
       group=np.arange(rows, dtype=np.int32) // group_size,
       logp_behaviour=rollout.logp_behaviour, version=rollout.version,
       kept_ids=rollout.kept_ids, head_ids=rollout.head_ids,
-      head_logp_behaviour=rollout.head_logp_behaviour,
+      head_logp_behaviour=rollout.head_logp_behaviour, routes=rollout.routes,
       stop_token=rollout.stop_token)
 
 

@@ -19,7 +19,8 @@ import os
 
 from rl_is.core import checks
 from rl_is.tasks import base
-from rl_is.tasks import tokenizer
+from rl_is.tasks.hf_tokenizer import HfTokenizer
+from rl_is.tasks.tokenizer import ByteTokenizer
 
 # (name, seed, index) must give one entry on every host and after a resume.
 # These draw from a generator that nobody seeds.
@@ -31,8 +32,11 @@ _SALTED = ("intermediate_integration", "isomorphic_strings",
 
 def reasoning_gym_task(
     dataset: str, size: int = 2000, seed: int = 0,
-    max_prompt_chars: int | None = None, **dataset_kwargs) -> base.Task:
+    max_prompt_chars: int | None = None, tokenizer: str = "",
+    template: str = "{prompt}", **dataset_kwargs) -> base.Task:
   """`size` entries of one data set, less repeated and too long prompts.
+
+  tokenizer: a directory, see `hf_tokenizer`, as is the template; "": bytes.
 
   `dataset_kwargs` are fields of the library's config for that data set. An
   entry without an answer becomes a problem without a demonstration.
@@ -53,7 +57,10 @@ def reasoning_gym_task(
   def verify(problem: base.Problem, text: str) -> float:
     return source.score_answer(answer=text.strip(), entry=problem.entry)
 
-  return base.Task(name, tokenizer.ByteTokenizer(), train, heldout, verify,
+  if not tokenizer and template != "{prompt}":
+    raise ValueError(f"task {name!r}: template: needs a tokenizer")
+  ids = HfTokenizer(tokenizer, template) if tokenizer else ByteTokenizer()
+  return base.Task(name, ids, train, heldout, verify,
                    num_too_long=len(problems) - len(short))
 
 
@@ -89,7 +96,7 @@ def _check_arguments(name: str, config_kwargs: dict, config_cls: type) -> None:
   if unknown:
     raise ValueError(
         f"task {name!r}: unknown arguments {', '.join(unknown)}; accepted: "
-        f"max_prompt_chars, {', '.join(sorted(fields))}")
+        f"max_prompt_chars, tokenizer, template, {', '.join(sorted(fields))}")
   # The library reads seed=None as "any".
   for key, low in dict(size=1, seed=0).items():
     value = config_kwargs[key]

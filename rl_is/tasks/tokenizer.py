@@ -10,6 +10,8 @@ import functools
 import operator
 from collections.abc import Iterable, Iterator
 
+from rl_is.tasks.hf_tokenizer import HfTokenizer
+
 _PAD, _BOS, _EOS = 0, 1, 2
 _NUM_SPECIAL = 3
 
@@ -114,4 +116,4 @@ class ByteTokenizer:
     return raw.decode("utf-8", errors="replace")
 
 
-Tokenizer = CharTokenizer | ByteTokenizer
+Tokenizer = CharTokenizer | ByteTokenizer | HfTokenizer
