@@ -1,7 +1,8 @@
 """The device mesh and the two placements that everything uses. Floor 2.
 
-Axes `data`, `fsdp`, `tensor`, always all three. Batches are split by rows over
-`data` and `fsdp`; where parameters lie, `sharding.py` says.
+Axes `data`, `fsdp`, `tensor`, always all three; `data` also goes over the slices
+of a pod. Batches are split by rows over `data` and `fsdp`; where parameters lie,
+`sharding.py` says.
 """
 
 import contextlib
@@ -9,6 +10,8 @@ import math
 
 import jax
 import numpy as np
+from absl import logging
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rl_is.core import checks
@@ -22,8 +25,31 @@ def make(sizes: dict[str, int], devices=None) -> Mesh:
   shape = _fill([sizes[axis] for axis in AXES], len(devices))
   # Auto, not the default Explicit: under Explicit plain indexing of a sharded
   # embedding is refused.
-  return Mesh(np.asarray(devices).reshape(shape), AXES,
+  return Mesh(_arranged(shape, devices), AXES,
               axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _arranged(shape: list[int], devices: list) -> np.ndarray:
+  """The devices as neighbours in the mesh that are neighbours in the machine.
+
+  Slices of a pod, between which the network is slow, lie along `data`, whose
+  only collective is the sum of gradients.
+  """
+  data, *others = shape
+  slices = len({getattr(d, "slice_index", 0) for d in devices})
+  if slices > 1:
+    checks.divisible("mesh data", data, "slices", slices)
+    return mesh_utils.create_hybrid_device_mesh(
+        (data // slices, *others), (slices, 1, 1), devices,
+        allow_split_physical_axes=True)
+  if devices[0].platform == "tpu":
+    try:
+      return mesh_utils.create_device_mesh(
+          shape, devices, allow_split_physical_axes=True)
+    except AssertionError as error:  # no box of whole chips
+      logging.warning("mesh: devices are taken in their own order: %s",
+                      str(error).splitlines()[0][:200])
+  return np.asarray(devices).reshape(shape)
 
 
 def _fill(shape: list[int], count: int) -> list[int]:

@@ -1,7 +1,7 @@
 """The layers of the transformer, as Flax NNX modules. Floor 2.
 
-Shape suffixes: B batch, T query positions, S key positions, D embed, H query
-heads, K kv heads, h head_dim, F mlp, k experts of a token.
+Shape suffixes: B batch, T tokens, D embed, H query heads, K kv heads, h
+head_dim, F mlp, k experts of a token.
 """
 
 import functools
@@ -47,12 +47,6 @@ def rotary(x_BTHh, positions_BT, theta):
   a, b = jnp.split(x_BTHh.astype(jnp.float32), 2, axis=-1)
   return jnp.concatenate(
       [a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BTHh.dtype)
-
-
-def attend(q_BTHh, k_BSKh, v_BSKh, mask_BTS):
-  """Grouped-query attention; a row that may see nothing is finite, unused."""
-  return jax.nn.dot_product_attention(q_BTHh, k_BSKh, v_BSKh,
-                                      mask=mask_BTS[:, None])
 
 
 class Attention(nnx.Module):

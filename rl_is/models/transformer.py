@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from rl_is.core.types import Array, Params
-from rl_is.models import layers
+from rl_is.models import attention, layers
 from rl_is.models.cache import Cache
 from rl_is.models.config import TransformerConfig
 
@@ -62,13 +62,18 @@ class Model:
     position; what comes out there is finite and means nothing. routes: [B, T,
     layers, k] experts to go through, -1 for those that the router chooses.
     """
-    length = tokens.shape[1]
-    causal = jnp.tril(jnp.ones((length, length), bool))
     where = positions(valid)
-    mask = self._mask(causal[None] & valid[:, None, :], where, where)
+    if self.config.attention == "splash":
+      def look(layer, cache, q, k, v):
+        return attention.splash(q, k, v, valid, self.config.window,
+                                layer["is_global"]), cache
+    else:
+      length = tokens.shape[1]
+      causal = jnp.tril(jnp.ones((length, length), bool))
+      mask = self._mask(causal[None] & valid[:, None, :], where, where)
 
-    def look(layer, cache, q, k, v):
-      return layers.attend(q, k, v, mask(layer)), cache
+      def look(layer, cache, q, k, v):
+        return attention.xla(q, k, v, mask(layer)), cache
 
     return self._apply(params, tokens, where, look, None, routes)[0]
 
@@ -92,7 +97,7 @@ class Model:
           cache, k=put(cache.k, k), v=put(cache.v, v))
       k, v = (lax.dynamic_index_in_dim(x, layer["number"], keepdims=False)
               for x in (cache.k, cache.v))
-      return layers.attend(q, k, v, mask(layer)), cache
+      return attention.xla(q, k, v, mask(layer)), cache
 
     x, cache, routes = self._apply(params, tokens, here, look, cache)
     if cache.routes is not None:
