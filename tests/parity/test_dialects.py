@@ -131,3 +131,92 @@ def test_tunix_has_the_advantage_of_its_variant():
       (dict(), "grpo"), (dict(algo_variant="ppo"), "given"),
       (dict(advantage_estimator="rloo"), "rloo")):
     assert dialects.translate("tunix", config).spec.advantage == advantage
+
+
+HOSTILE = (None, [], {}, "", "x", -1, 0, 1e30, math.nan, math.inf, True, "no",
+           "NO", "off", [1], [1, 2, 3], ["a", "b"], {"a": 1}, "1_2_3", "2_0.5")
+
+
+@every
+def test_a_hostile_value_gives_an_objective_or_one_line_with_its_key(system):
+  """Every key, alone and beside what brings it into play: never a traceback."""
+  beside = {
+      "verl": [{}, dict(rollout_is="token"), dict(
+          rollout_rs="token_k1", rollout_rs_threshold="0.5_2")],
+      "trl": [{}, dict(use_vllm=True)],
+      "areal": [{}, dict(use_decoupled_loss=True)],
+      "nemo_rl": [{}, dict(
+          use_importance_sampling_correction=True,
+          truncated_importance_sampling_type="tis",
+          truncated_importance_sampling_ratio=2.0)],
+      "openrlhf": [{}, dict(enable_vllm_is_correction=True)],
+      "slime": [{}, dict(use_tis=True, use_kl_loss=True, kl_loss_coef=0.1)],
+      "tunix": [{}, dict(algo_variant="ppo"), dict(sampler_is="token")],
+      "skyrl": [{}, dict(tis_ratio_type="token")]}
+  for key in keys_of(system):
+    for config in beside.get(system, [{}]):
+      for value in HOSTILE:
+        try:
+          dialect = dialects.translate(system, {**config, key: value})
+        except ValueError as error:
+          assert system in str(error) and "\n" not in str(error)
+          continue
+        try:
+          constants_lib.resolve(dialect.spec, {}, dialect.constants)
+          Objective(dialect.spec)
+        except ValueError as error:
+          assert "objective" in str(error), (key, value)
+
+
+@every
+def test_a_switch_is_never_read_by_the_truth_of_a_text(system):
+  for key in keys_of(system):
+    for word in ("no", "off", "No", "0.5"):
+      try:
+        got = dialects.translate(system, {key: word})
+      except ValueError:
+        continue
+      assert got == dialects.translate(system, {}), (key, word)
+  # What JSON and Python write is read as it is meant.
+  switches = dict(nemo_rl="use_cispo", verl="use_kl_loss", trl="use_vllm",
+                  areal="recompute_logprob", openrlhf="token_level_loss",
+                  slime="use_rollout_logprobs", skyrl="use_tis",
+                  roll="dual_clip_loss", prime_rl="ref_kl",
+                  torchrl="entropy_bonus", tunix="use_rollout_logps")
+  of = lambda value: dialects.translate(system, {switches[system]: value})
+  assert of("TRUE") == of(1) == of(True) != of(False) == of(0) == of("False")
+
+
+@pytest.mark.parametrize("system,config,words", [
+    ("nemo_rl", dict(sequence_level_importance_ratios=True),
+     ["sequence_level_importance_ratios", "token_level_loss"]),
+    ("nemo_rl", dict(use_cispo=True, ratio_clip_c=3.0), ["ratio_clip_c"]),
+    ("nemo_rl", dict(use_cispo=True, force_on_policy_ratio=True),
+     ["force_on_policy_ratio"]),
+    ("nemo_rl", dict(use_cispo=True, disable_ppo_ratio=True),
+     ["disable_ppo_ratio"]),
+    ("nemo_rl", dict(truncated_importance_sampling_type="tis",
+                     truncated_importance_sampling_ratio=2.0),
+     ["truncated_importance_sampling_type",
+      "use_importance_sampling_correction"]),
+    ("nemo_rl", dict(use_importance_sampling_correction=True,
+                     truncated_importance_sampling_type="tis"),
+     ["truncated_importance_sampling_ratio is needed"]),
+    ("nemo_rl", dict(reference_policy_kl_type="k4"), ["kl_type", "k4"]),
+    ("tunix", dict(algo_variant="ppo", beta=0.1), ["beta", "grpo"]),
+    ("prime_rl", dict(kind="ipo", type="default"), ["kind", "type"]),
+    ("verl", dict(rollout_is="token", rollout_is_threshold="0.5_2_3"),
+     ["rollout_is_threshold", "0.5_2_3"]),
+    ("verl", dict(rollout_rs="token_k3", rollout_rs_threshold=-1),
+     ["rollout_rs_threshold", "-1"]),
+    ("verl", dict(rollout_rs="token_k1", rollout_rs_threshold=0),
+     ["rollout_rs_threshold", "got 0"]),
+    ("openrlhf", dict(enable_vllm_is_correction=True,
+                      vllm_is_truncated_threshold=[5, 0.5]), ["low <= high"]),
+    ("torchrl", dict(clip_epsilon=[0.1, 0.2, 0.3]), ["clip_epsilon"]),
+    ("areal", dict(use_decoupled_loss=True, rejection_sampling=dict(
+        agg="max", level="sequence", upper=0)), ["upper", "got 0"])])
+def test_a_combination_without_a_meaning_is_refused(system, config, words):
+  with pytest.raises(ValueError) as error:
+    dialects.translate(system, config)
+  assert all(word in str(error.value) for word in [system, *words])

@@ -8,18 +8,18 @@ from typing import Any
 from rl_is.core import checks
 from rl_is.objective.dialects import base
 from rl_is.objective.dialects.base import (
-    Corrections, Dialect, Surrogate, read)
+    Corrections, Dialect, Surrogate, maybe, read)
 from rl_is.objective.spec import Correction, Spec
 
 _DEFAULTS = dict(
-    eps_clip=0.2, eps_clip_higher=None, c_clip=None, use_sapo_loss=False,
+    eps_clip=0.2, eps_clip_higher=maybe(float), c_clip=maybe(float), use_sapo_loss=False,
     sapo_tau_pos=1.0, sapo_tau_neg=1.05, use_cispo_loss=False,
     importance_sampling_level="token", recompute_logprob=False,
     use_decoupled_loss=False, prox_logp_method="recompute",
-    rejection_sampling=None, m2_threshold=None)
+    rejection_sampling=maybe(dict), m2_threshold=maybe(float))
 _ONLY = dict(kl_ctl=0.0)  # a penalty in the reward
 _REJECTION = dict(level="token", action="mask", metric="ratio", agg="mean",
-                  upper=5.0, lower=None)
+                  upper=5.0, lower=maybe(float))
 _LEVELS = {"token": "token", "sequence": "sequence_mean"}
 _PROXIMALS = {"recompute": "start", "metrics": "start",
               "loglinear": "log_linear"}
@@ -113,8 +113,9 @@ def _by_ratio(r: Mapping[str, Any]) -> Corrections:
     binds = () if agg == "mean" else (("binds", agg),)
     return base.truncated(low, high, level=level, options=binds)
   if agg != "mean":
-    log = lambda x: None if x is None else math.log(x)
-    test, bounds = _test(r, log(low), log(high))
+    log = lambda side: None if r[side] is None else base.log(
+        f"areal: rejection_sampling: {side}", r[side])
+    test, bounds = _test(r, log("lower"), log("upper"))
     return (test, Correction("tis", level=level)), dict(
         bounds, tis_cap=math.inf)
   return base.masked(low, high, level=level)

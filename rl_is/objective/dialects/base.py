@@ -22,15 +22,82 @@ class Dialect:
   departs: tuple[str, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Maybe:
+  """A key that may be null or of one of several kinds, and its default."""
+
+  default: Any
+  kinds: tuple[type, ...]
+
+
+def maybe(*kinds: type, default: Any = None) -> Maybe:
+  return Maybe(default, kinds)
+
+
 def read(system: str, config: Mapping[str, Any], defaults: Mapping[str, Any],
          only: Mapping[str, Any] = {}) -> dict[str, Any]:
-  """The config over its defaults; `only`: keys that we follow at one value."""
+  """The config over its defaults; `only`: keys that we follow at one value.
+
+  A value is of the kind of its default, or one that a `Maybe` allows.
+  """
+  if not isinstance(config, Mapping):
+    raise ValueError(f"{system}: expected keys and values, got {config!r}")
+  out = {**only, **{key: x.default if isinstance(x, Maybe) else x
+                    for key, x in defaults.items()}}
   for key, value in config.items():
     checks.choice(f"{system}: key", key, {**defaults, **only})
-    if key in only and value != only[key]:
+    if key not in only:
+      out[key] = _of_kind(f"{system}: {key}", value, defaults[key])
+    elif value != only[key]:
       raise ValueError(f"{system}: {key}={value!r} is not supported (only "
                        f"{only[key]!r})")
-  return {**only, **defaults, **config}
+  return out
+
+
+def _of_kind(what: str, value: Any, default: Any) -> Any:
+  is_maybe = isinstance(default, Maybe)
+  if value is None and is_maybe:
+    return None
+  kinds = default.kinds if is_maybe else (type(default),)
+  if isinstance(value, bool):
+    fits = bool in kinds
+  elif isinstance(value, (int, float)):
+    if bool in kinds and value in (0, 1):
+      return bool(value)
+    if math.isnan(value):
+      raise ValueError(f"{what}: expected a number, got NaN")
+    fits = bool({int, float} & set(kinds))
+  elif isinstance(value, str):
+    # Never by truth: the text "no" is true.
+    flag = {"true": True, "false": False}.get(value.lower())
+    if bool in kinds and flag is not None:
+      return flag
+    fits = str in kinds
+  elif isinstance(value, Mapping):
+    fits = dict in kinds
+  else:
+    fits = isinstance(value, (list, tuple)) and bool({list, tuple} & set(kinds))
+  if not fits:
+    names = {bool: "true or false", int: "a number", float: "a number",
+             str: "a text", tuple: "a list", list: "a list", dict: "a block"}
+    wanted = list(dict.fromkeys(names[kind] for kind in kinds))
+    raise ValueError(f"{what}: expected {' or '.join(wanted)}"
+                     f"{' or null' if is_maybe else ''}, got {value!r}")
+  return value
+
+
+def band(what: str, value: Any) -> tuple[float, float]:
+  """(low, high) of a list of two numbers."""
+  if len(value) != 2:
+    raise ValueError(f"{what}: expected [low, high], got {value!r}")
+  low, high = (checks.number(what, x) for x in value)
+  if low > high:
+    raise ValueError(f"{what}: expected low <= high, got {value!r}")
+  return low, high
+
+
+def log(what: str, x: float) -> float:
+  return math.log(checks.in_range(what, x, *checks.POSITIVE))
 
 
 def flat(config: Mapping[str, Any], blocks: tuple[str, ...]) -> dict[str, Any]:
@@ -40,7 +107,7 @@ def flat(config: Mapping[str, Any], blocks: tuple[str, ...]) -> dict[str, Any]:
     block, dot, name = key.partition(".")
     if dot and block in blocks:
       out |= flat({name: value}, blocks)
-    elif key in blocks:
+    elif key in blocks and (value is None or isinstance(value, Mapping)):
       out |= flat(value or {}, blocks)
     else:
       out[key] = value

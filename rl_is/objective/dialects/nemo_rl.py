@@ -8,7 +8,7 @@ from typing import Any
 from rl_is.core import checks
 from rl_is.objective.dialects import base
 from rl_is.objective.dialects.base import (
-    Corrections, Dialect, Surrogate, read)
+    Corrections, Dialect, Surrogate, maybe, read)
 from rl_is.objective.spec import Options, Spec
 
 
@@ -19,18 +19,20 @@ def nemo_rl(config: Mapping[str, Any]) -> Dialect:
   """
   c = read("nemo_rl", _flat(config), dict(
       disable_ppo_ratio=False, ratio_clip_min=0.2, ratio_clip_max=0.2,
-      ratio_clip_c=None, sequence_level_importance_ratios=False,
+      ratio_clip_c=maybe(float), sequence_level_importance_ratios=False,
       use_cispo=False,
       force_on_policy_ratio=False, use_importance_sampling_correction=False,
-      truncated_importance_sampling_type=None,
-      truncated_importance_sampling_ratio=None,
-      truncated_importance_sampling_ratio_min=None,
+      truncated_importance_sampling_type=maybe(str),
+      truncated_importance_sampling_ratio=maybe(float),
+      truncated_importance_sampling_ratio_min=maybe(float),
       use_on_policy_kl_approximation=False, reference_policy_kl_penalty=0.01,
-      reference_policy_kl_type="k3", kl_input_clamp_value=20.0,
-      kl_output_clamp_value=10.0, token_level_loss=True, adv_estimator="grpo",
+      reference_policy_kl_type="k3", 
+      kl_input_clamp_value=maybe(float, default=20.0),
+      kl_output_clamp_value=maybe(float, default=10.0), token_level_loss=True, adv_estimator="grpo",
       use_leave_one_out_baseline=True, normalize_rewards=True,
       minus_baseline=True),
             dict(positive_example_nll_weight=0.0, use_kl_in_reward=False))
+  _refuse(c)
   surrogate, constants = _nemo_surrogate(c)
   corrections, more = _nemo_corrections(c)
   constants |= more
@@ -67,6 +69,30 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
   inside = {"adv_estimator" if key == "name" else key: value
             for key, value in block.items()}
   return {**{k: v for k, v in config.items() if k != "adv_estimator"}, **inside}
+
+
+def _refuse(c: Mapping[str, Any]) -> None:
+  """Combinations that it asserts against, and what it would not look at."""
+  if c["sequence_level_importance_ratios"] and c["token_level_loss"]:
+    raise ValueError("nemo_rl: sequence_level_importance_ratios needs "
+                     "token_level_loss=false")
+  if c["use_cispo"]:
+    for key in ("disable_ppo_ratio", "ratio_clip_c", "force_on_policy_ratio",
+                "sequence_level_importance_ratios"):
+      if c[key]:
+        raise ValueError(f"nemo_rl: use_cispo excludes {key}={c[key]!r}")
+  for part in ("type", "ratio", "ratio_min"):
+    key = f"truncated_importance_sampling_{part}"
+    if c[key] is not None and not c["use_importance_sampling_correction"]:
+      raise ValueError(f"nemo_rl: {key}={c[key]!r} needs "
+                       "use_importance_sampling_correction=true")
+  kind, ratio = (c[f"truncated_importance_sampling_{part}"]
+                 for part in ("type", "ratio"))
+  if kind is not None and ratio is None:
+    raise ValueError("nemo_rl: truncated_importance_sampling_ratio is needed by "
+                     f"truncated_importance_sampling_type={kind!r}")
+  checks.choice("nemo_rl: reference_policy_kl_type",
+                c["reference_policy_kl_type"], ("k1", "k2", "k3"))
 
 
 def _nemo_advantage(c: Mapping[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 from rl_is.core import checks
 from rl_is.objective.dialects import base
-from rl_is.objective.dialects.base import Dialect, read
+from rl_is.objective.dialects.base import Dialect, maybe, read
 from rl_is.objective.spec import Spec
 
 
@@ -15,7 +15,7 @@ def openrlhf(config: Mapping[str, Any]) -> Dialect:
   """OpenRLHF's PolicyLoss, at commit 3c3be623 (2026-08-13)."""
   c = read("openrlhf", config, dict(
       policy_loss_type="ppo", clip_eps_low=0.2, clip_eps_high=0.2,
-      dual_clip=None,
+      dual_clip=maybe(float),
       token_level_loss=True, enable_vllm_is_correction=False,
       vllm_is_truncated_threshold=(0.5, 5.0),
       vllm_is_correction_type="tis"))
@@ -32,7 +32,8 @@ def openrlhf(config: Mapping[str, Any]) -> Dialect:
       aggregation=("token_mean" if c["token_level_loss"] and not is_gspo else
                    "sequence_mean_token_mean"))
   if corrected and not is_gspo:
-    low, high = c["vllm_is_truncated_threshold"]
+    low, high = base.band("openrlhf: vllm_is_truncated_threshold",
+                          c["vllm_is_truncated_threshold"])
     chain, more = base.named_weight("openrlhf: vllm_is_correction_type",
                                     c["vllm_is_correction_type"], low, high)
     spec, constants = dataclasses.replace(spec, corrections=chain), {

@@ -18,6 +18,8 @@ def prime_rl(config: Mapping[str, Any]) -> Dialect:
   `kind` may be written `type`; `ref_kl` is its third loss, for distillation.
   `adv_tau` stands outside of an objective: multiply the advantages by it.
   """
+  if {"kind", "type"} <= set(config):
+    raise ValueError("prime_rl: kind: type is the same key; give one of them")
   config = {"kind" if key == "type" else key: x for key, x in config.items()}
   c = read("prime_rl", config, dict(
       kind="default", dppo_mask_low=0.2, dppo_mask_high=0.2, ipo_threshold=0.1,

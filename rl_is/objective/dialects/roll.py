@@ -6,14 +6,14 @@ from typing import Any
 
 from rl_is.core import checks
 from rl_is.objective.dialects import base
-from rl_is.objective.dialects.base import Dialect, read
+from rl_is.objective.dialects.base import Dialect, maybe, read
 from rl_is.objective.spec import Correction, Spec
 
 _DEFAULTS = dict(
     pg_variant="ppo", pg_clip=0.2, use_pg_clip_range=False, pg_clip_low=0.2,
     pg_clip_high=0.2, dual_clip_loss=False, importance_sampling="token",
     loss_agg_mode="seq-mean-token-mean", use_kl_loss=False, kl_loss_coef=0.0,
-    entropy_loss_coef=0.0, train_infer_correction=None, adv_estimator="gae",
+    entropy_loss_coef=0.0, train_infer_correction=maybe(dict), adv_estimator="gae",
     gamma=1.0)
 _ONLY = dict(
     rl_loss_coef=1.0, postive_loss_coef=0, use_topr_neg_loss_coef=0.0,
@@ -100,14 +100,16 @@ def _advantage(c: Mapping[str, Any]) -> str:
 def _corrections(block: Mapping[str, Any]
                  ) -> tuple[tuple[Correction, ...], bool, dict[str, float]]:
   name = "roll: train_infer_correction"
-  block = read(name, block, dict(is_weight=None, filters=()))
+  block = read(name, block, dict(
+      is_weight=maybe(dict), filters=maybe(list, default=())))
   filters = [f for f in (read(f"{name}.filters", f, dict(
       enabled=False, agg_type="token", ratio_enabled=True, ratio_low=0.8,
       ratio_high=1.2, diff_low=-0.2, diff_high=0.2), dict(diff_enabled=False))
                          for f in block["filters"] or ())
              if f["enabled"] and f["ratio_enabled"]]
   weight = read(f"{name}.is_weight", block["is_weight"] or {}, dict(
-      enabled=False, weight_type="token", upper_bound=1.2), dict(detach=True))
+      enabled=False, weight_type="token",
+      upper_bound=maybe(float, default=1.2)), dict(detach=True))
   kinds = [f["agg_type"] for f in filters]
   if weight["enabled"]:
     kinds.append(weight["weight_type"])

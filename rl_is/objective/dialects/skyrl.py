@@ -6,23 +6,23 @@ from typing import Any
 
 from rl_is.core import checks
 from rl_is.objective.dialects import base
-from rl_is.objective.dialects.base import Dialect, read
+from rl_is.objective.dialects.base import Dialect, maybe, read
 from rl_is.objective.spec import Correction, Options, Spec
 
 # Their keys may stand in a block of that name, or flat.
 _BLOCKS = ("off_policy_correction", "sapo", "cispo", "dppo")
 _DEFAULTS = dict(
     policy_loss_type="regular", loss_reduction="token_mean", eps_clip_low=0.2,
-    eps_clip_high=0.2, clip_ratio_c=3.0, max_seq_len=None,
+    eps_clip_high=0.2, clip_ratio_c=3.0, max_seq_len=maybe(float),
     tau_pos=1.0, tau_neg=1.05,
     cispo_eps_clip_low=1.0, cispo_eps_clip_high=4.0, cispo_anchor="old",
     dppo_type="binary_tv", delta_low=0.2, delta_high=0.2,
-    tis_ratio_type=None, token_tis_ratio_clip_high=2.0,
-    sequence_tis_ratio_clip_high=5.0, sequence_mask_metric=None,
+    tis_ratio_type=maybe(str), token_tis_ratio_clip_high=2.0,
+    sequence_tis_ratio_clip_high=5.0, sequence_mask_metric=maybe(str),
     geo_mask_high=1.01, geo_mask_low=0.99, product_mask_high=2.0,
-    product_mask_low=0.5, outlier_token_is_threshold_low=None,
-    outlier_token_is_threshold_high=None, token_mask_is_threshold_low=None,
-    token_mask_is_threshold_high=None, use_tis=False, tis_imp_ratio_cap=-1.0,
+    product_mask_low=0.5, outlier_token_is_threshold_low=maybe(float),
+    outlier_token_is_threshold_high=maybe(float), token_mask_is_threshold_low=maybe(float),
+    token_mask_is_threshold_high=maybe(float), use_tis=False, tis_imp_ratio_cap=-1.0,
     use_kl_loss=True, kl_loss_coef=0.001, kl_estimator_type="k3",
     use_entropy_loss=False, entropy_loss_coef=0.01,
     advantage_estimator="grpo", grpo_norm_by_std=True, gamma=1.0, lambd=1.0)

@@ -7,14 +7,15 @@ from typing import Any
 from rl_is.core import checks
 from rl_is.objective.dialects import base
 from rl_is.objective.dialects.base import (
-    Corrections, Dialect, Surrogate, read)
+    Corrections, Dialect, Surrogate, maybe, read)
 from rl_is.objective.spec import Correction, Options, Spec
 
 _DEFAULTS = dict(
-    advantage_estimator="grpo", eps_clip=0.2, eps_clip_high=None,
-    eps_clip_c=None, use_opsm=False, opsm_delta=1e-4,
-    use_rollout_logprobs=False, use_tis=False, tis_clip=2.0, tis_clip_low=0.0,
-    custom_tis_function_path=None, use_kl_loss=False, kl_loss_coef=0.0,
+    advantage_estimator="grpo", eps_clip=0.2, eps_clip_high=maybe(float),
+    eps_clip_c=maybe(float), use_opsm=False, opsm_delta=1e-4,
+    use_rollout_logprobs=False, use_tis=False, tis_clip=2.0,
+    tis_clip_low=maybe(float, default=0.0),
+    custom_tis_function_path=maybe(str), use_kl_loss=False, kl_loss_coef=0.0,
     kl_loss_type="k1", use_unbiased_kl=False, entropy_coef=0.0,
     calculate_per_token_loss=False, gamma=1.0, normalize_advantages=False,
     rewards_normalization=True, grpo_std_normalization=True)

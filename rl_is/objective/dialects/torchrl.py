@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_is.core import checks
-from rl_is.objective.dialects.base import Dialect, read
+from rl_is.objective.dialects.base import Dialect, maybe, read
 from rl_is.objective.spec import Spec
 
 _CLASSES = ("GRPOLoss", "DAPO")
@@ -14,9 +14,10 @@ _CLASSES = ("GRPOLoss", "DAPO")
 def torchrl(config: Mapping[str, Any]) -> Dialect:
   """TorchRL's LLM losses, 0.14.1; `cls` is the class."""
   c = read("torchrl", config, dict(
-      cls="GRPOLoss", clip_epsilon=0.2, aggregation="token_mean",
-      entropy_bonus=True, entropy_coeff=0.01, kl_mask_threshold=None,
-      kl_to_ref_coeff=None, kl_to_inference_coeff=None),
+      cls="GRPOLoss", clip_epsilon=maybe(float, list, default=0.2),
+      aggregation="token_mean", entropy_bonus=True, entropy_coeff=0.01,
+      kl_mask_threshold=maybe(float), kl_to_ref_coeff=maybe(float),
+      kl_to_inference_coeff=maybe(float)),
            dict(reduction="mean"))
   if c["cls"] == "CISPOLoss":
     raise ValueError(
@@ -53,7 +54,14 @@ def torchrl(config: Mapping[str, Any]) -> Dialect:
 
 
 def _bounds(eps: Any) -> tuple[float, float]:
-  return tuple(eps) if isinstance(eps, (list, tuple)) else (eps, eps)
+  if eps is None:
+    raise ValueError("torchrl: clip_epsilon: expected a number or [low, high], "
+                     "got None")
+  if not isinstance(eps, (list, tuple)):
+    return eps, eps
+  if len(eps) != 2:
+    raise ValueError(f"torchrl: clip_epsilon: expected [low, high], got {eps!r}")
+  return tuple(checks.number("torchrl: clip_epsilon", x) for x in eps)
 
 
 def _kl(c: Mapping[str, Any], by_row: bool) -> tuple[str | None, float]:

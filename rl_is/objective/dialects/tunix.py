@@ -6,22 +6,25 @@ from typing import Any
 
 from rl_is.core import checks
 from rl_is.objective.dialects import base
-from rl_is.objective.dialects.base import Dialect, Surrogate, read
+from rl_is.objective.dialects.base import Dialect, Surrogate, maybe, read
 from rl_is.objective.spec import Correction, Spec
 
 _DEFAULTS = dict(
-    algo_variant="grpo", epsilon=0.2, epsilon_low=None, epsilon_high=None,
-    epsilon_c=None, kl_clamp_value=None,
+    algo_variant="grpo", epsilon=0.2, epsilon_low=maybe(float), epsilon_high=maybe(float),
+    epsilon_c=maybe(float), kl_clamp_value=maybe(float),
     # GRPO
     loss_algo="grpo", loss_agg_mode="sequence-mean-token-mean", beta=0.04,
-    kl_loss_mode="kl", advantage_estimator=None, sampler_is=None,
-    sampler_is_threshold=2.0, use_rollout_logps=False, norm=None,
+    kl_loss_mode="kl", advantage_estimator=maybe(str), sampler_is=maybe(str),
+    sampler_is_threshold=2.0, use_rollout_logps=False, norm=maybe(float),
     # PPO
-    kl_coef=0.0, entropy_coef=None)
+    kl_coef=0.0, entropy_coef=maybe(float))
 _KL = {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"}
 _ADVANTAGES = {"gae": "given", "grpo": "grpo", "rloo": "rloo",
                "drgrpo": "dr_grpo"}
 _PPO_ALONE = ("epsilon_low", "kl_coef", "entropy_coef")
+# What its PPO does not read.
+_GRPO_ALONE = ("loss_algo", "loss_agg_mode", "beta", "kl_loss_mode",
+               "sampler_is", "norm")
 _COUNT_EMPTY = (("empty", "count"),)
 _BOUND = 20.0  # nats: GRPO's clamp of token log ratios
 
@@ -38,6 +41,9 @@ def tunix(config: Mapping[str, Any]) -> Dialect:
   for key in () if is_ppo else _PPO_ALONE:
     if c[key]:
       raise ValueError(f"tunix: {key}={c[key]!r} needs algo_variant='ppo'")
+  for key in _GRPO_ALONE if is_ppo else ():
+    if config.get(key):
+      raise ValueError(f"tunix: {key}={c[key]!r} needs algo_variant='grpo'")
   is_gspo = c["loss_algo"] == "gspo-token" and not is_ppo
   surrogate, constants = _surrogate(c, is_ppo, is_gspo)
   aggregation, options, more = ("token_mean", (), {}) if is_ppo else (

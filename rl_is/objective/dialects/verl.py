@@ -6,22 +6,25 @@ from typing import Any
 
 from rl_is.core import checks
 from rl_is.objective.dialects import base
-from rl_is.objective.dialects.base import Dialect, read
+from rl_is.objective.dialects.base import Dialect, maybe, read
 from rl_is.objective.spec import Correction, Options, Spec
 
 BLOCKS = ("policy_loss", "rollout_correction")  # their keys may stand flat
 _DEFAULTS = dict(
     # actor
-    clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0,
+    clip_ratio=0.2, clip_ratio_low=maybe(float, default=0.2),
+    clip_ratio_high=maybe(float, default=0.2), clip_ratio_c=3.0,
     tau_pos=1.0, tau_neg=1.05, loss_agg_mode="token-mean",
-    loss_scale_factor=None, use_kl_loss=False, kl_loss_coef=0.001,
+    loss_scale_factor=maybe(float), use_kl_loss=False, kl_loss_coef=0.001,
     kl_loss_type="low_var_kl", entropy_coeff=0.0,
     # actor.policy_loss
     loss_mode="vanilla", clip_cov_ratio=0.0002, clip_cov_lb=1.0,
-    clip_cov_ub=5.0, kl_cov_ratio=0.0002, ppo_kl_coef=0.1, dro_beta=None,
+    clip_cov_ub=5.0, kl_cov_ratio=0.0002, ppo_kl_coef=0.1, dro_beta=maybe(float),
     # algorithm.rollout_correction
-    rollout_is=None, rollout_is_threshold=2.0, rollout_is_batch_normalize=False,
-    rollout_rs=None, rollout_rs_threshold=None, bypass_mode=False,
+    rollout_is=maybe(str),
+    rollout_is_threshold=maybe(float, str, default=2.0), rollout_is_batch_normalize=False,
+    rollout_rs=maybe(str),
+    rollout_rs_threshold=maybe(float, str), bypass_mode=False,
     loss_type="ppo_clip",
     # algorithm
     adv_estimator="gae", norm_adv_by_std_in_grpo=True, gamma=1.0, lam=1.0)
@@ -192,12 +195,15 @@ def _weights(c: Mapping[str, Any], num: str
 
 def _band(key: str, text: Any) -> tuple[float | None, float]:
   """2.0 or "2" -> (None, 2); "0.5_2" -> (0.5, 2)."""
-  low, _, high = str(text).strip().rpartition("_")
   try:
-    return (float(low) if low else None), float(high)
+    edges = [float(part) for part in str(text).split("_")]
   except ValueError:
-    raise ValueError(f"verl: {key}: expected a number or 'low_high', got "
-                     f"{text!r}") from None
+    edges = []
+  if len(edges) not in (1, 2) or not all(x >= 0 for x in edges) or (
+      edges != sorted(edges)):
+    raise ValueError(f"verl: {key}: expected a number or 'low_high', not "
+                     f"negative, got {text!r}")
+  return (edges[0] if len(edges) == 2 else None), edges[-1]
 
 
 def _rejections(c: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -218,8 +224,10 @@ def _rejections(c: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     checks.choice("verl: rollout_rs", option, _RS)
     low, high = _band("rollout_rs_threshold", text)
     if option.endswith("k1"):  # ratios of behaviour / proximal
-      low = 1 / high if low is None else low
-      out[option] = dict(lower=math.log(low), upper=math.log(high))
+      upper = base.log("verl: rollout_rs_threshold", high)
+      lower = -upper if low is None else base.log(
+          "verl: rollout_rs_threshold", low)
+      out[option] = dict(lower=lower, upper=upper)
     elif low is None:
       out[option] = dict(upper=high)
     else:
