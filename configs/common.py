@@ -115,6 +115,9 @@ def base() -> ConfigDict:
                       weights=""),
       evaluate=dict(every=0, prompts=256, samples=4, temperature=1.0),
       checkpoint=dict(every=50, keep=2),
+      # Rollouts written to workdir/rollouts at every so manyth step (0: never),
+      # the newest of them in at most max_gb; see rl_is/rollout/store.py.
+      store=dict(every=0, max_gb=1.0),
       track=dict(tensorboard=False),
   ))
 

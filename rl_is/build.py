@@ -69,6 +69,9 @@ def build(config: ConfigDict, *, corrections: Mapping[str, ops.Row | Callable]
   if config.track.tensorboard and not importlib.util.find_spec("tensorboardX"):
     raise ValueError("config.track.tensorboard needs tensorboardX: "
                      "pip install -e '.[track]'")
+  if config.store.every and not importlib.util.find_spec("pyarrow"):
+    raise ValueError("config.store.every needs pyarrow: "
+                     "pip install 'rl_is[data]'")
   task = make_task(config.task.name, **config.task.kwargs.to_dict())
   model = make_model(config, task)
   sampling = make_sampling(config, task, model)

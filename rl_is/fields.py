@@ -66,6 +66,8 @@ _RANGES = {
     "evaluate.temperature": (0, math.inf, True),
     "checkpoint.every": (1, math.inf, True),
     "checkpoint.keep": (1, math.inf, True),
+    "store.every": (0, math.inf, True),
+    "store.max_gb": (0, math.inf, False),
 }
 # The other fields; what hangs on a prefix is checked by who reads it.
 _OTHERS = {

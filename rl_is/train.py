@@ -44,6 +44,7 @@ from rl_is.rollout.asynchronous import Asynchronous
 from rl_is.rollout.generator import Generator, Swaps
 from rl_is.rollout.lagged import Lagged
 from rl_is.rollout.publisher import Publisher
+from rl_is.rollout.store import Store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +107,10 @@ def run(config: ConfigDict, workdir: str, *,
     if start:
       print(f"{label}: resuming after step {start}", file=sys.stderr)
 
+    store = Store(workdir, **config.store.to_dict(), after_step=start,
+                  tokenizer=parts.task.tokenizer, meta=dict(
+                      config=config.to_dict(), constants=parts.constants))
+
     # ---- Generator: taking turns with the learner, or beside it. ------------
     source = stack.enter_context(contextlib.closing(
         _source(config, parts, waiting, begun, start, stop)))
@@ -124,7 +129,9 @@ def run(config: ConfigDict, workdir: str, *,
         stop.check()  # a batch that is not trained on is in `last`
         began = time.perf_counter()
 
-        state, learned = _learn(state, ref, batch, parts, config, n)
+        state, learned, minibatches = _learn(
+            state, ref, batch, parts, config, n)
+        store.write(n + 1, batch, minibatches)
 
         row = {**batching.describe(batch, n * U), **learned, **source.metrics(),
                **parts.dials, "time/learner_s": time.perf_counter() - began}
@@ -301,8 +308,9 @@ def _check_position(position: dict, identity: dict, step: int) -> None:
 
 
 def _learn(state: State, ref: Params | None, batch: Batch, parts: Parts,
-           config: ConfigDict, n: int) -> tuple[State, dict[str, float]]:
-  """The U updates on one batch; metrics over all of them."""
+           config: ConfigDict, n: int
+           ) -> tuple[State, dict[str, float], list[Batch]]:
+  """The U updates on one batch; metrics over all of them; its minibatches."""
   version = n * config.train.updates_per_batch
   batch = batch.replace(version_now=np.full(len(batch.reward), version, np.int32))
   placed = jax.device_put(batch, mesh_lib.rows(parts.mesh))
@@ -323,7 +331,7 @@ def _learn(state: State, ref: Params | None, batch: Batch, parts: Parts,
     total = metrics if total is None else {
         name: total[name] + metrics[name] for name in metrics}
   report = psis.report(total) if config.train.psis else {}
-  return state, diagnostics.finish(total) | report
+  return state, diagnostics.finish(total) | report, minibatches
 
 
 def _check_health(metrics, minibatch: Batch, step: int, u: int) -> None:
