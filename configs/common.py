@@ -39,7 +39,7 @@ def base() -> ConfigDict:
       # A verifier that raises, returns no score or takes longer, for one answer:
       # "stop" the run, or "skip" the answer (in no loss; counted).
       verify=dict(seconds=10.0, on_failure="stop"),
-      # See rl_is/models/config.py; models/published.py has those of real models.
+      # See rl_is/models/config.py; configs/models.py has those of real models.
       model=dict(
           vocab_size=placeholder(int),  # unset: the tokenizer's
           vocab_multiple=8, embed=64, layers=2, heads=4, kv_heads=4, head_dim=16,

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rl_is import main
+from rl_is import command
 from rl_is.objective import presets
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -21,13 +21,13 @@ def run(*args):
 
 
 def test_overrides_are_told_from_flags():
-  rest, found = main.split_overrides(
+  rest, found = command.split_overrides(
       ["main", "--config=configs/x.py:lag=8", "--config.a.b=1", "--workdir=w",
        "-config.c", "none", "--config.d="])
   assert rest == ["main", "--config=configs/x.py:lag=8", "--workdir=w"]
   assert found == [("a.b", "1"), ("c", "none"), ("d", "")]
   with pytest.raises(ValueError, match="--config.a"):
-    main.split_overrides(["main", "--config.a"])
+    command.split_overrides(["main", "--config.a"])
 
 
 def test_presets_are_listed_whole():

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from rl_is.core import checks
 from rl_is.core.types import Array
@@ -31,7 +31,7 @@ def token_logprob(
     logit_softcap: float | None = None, return_entropy: bool = False,
     head_precision: str = "highest", impl: str = "reference",
     chunk: int | None = None, token_chunk: int | None = None,
-    mesh: Mesh | None = None) -> TokenLogprob:
+    mesh: Mesh | AbstractMesh | None = None) -> TokenLogprob:
   """Log-prob of each target under softmax of the transformed logits.
 
     z = transform(hidden @ unembed); logp = z_target - logsumexp_{v in S} z_v
@@ -113,16 +113,18 @@ def token_logprob(
       head_precision=head_precision, **tiles))
 
 
-def choose(tokens: int, dtype, unembed: Array, mesh: Mesh | None) -> str:
+def choose(tokens: int, dtype, unembed: Array, mesh: Mesh | AbstractMesh | None) -> str:
   """What "auto" means: "reference" where it is cheap, else tiles.
 
   "pallas" on a TPU: that of the mesh, which may be one that is only compiled
   for, else of this process, if it has one device.
   """
-  devices = jax.devices() if mesh is None else list(mesh.devices.flat)
-  if tokens * unembed.shape[1] <= FEW_LOGITS * len(devices):
+  if mesh is None:
+    count, platform = jax.device_count(), jax.default_backend()
+  else:
+    count, platform = mesh.size, mesh.abstract_mesh.abstract_device.platform
+  if tokens * unembed.shape[1] <= FEW_LOGITS * count:
     return "reference"
-  alone = mesh is not None or len(devices) == 1
+  alone = mesh is not None or count == 1
   narrow = all(x in (jnp.float32, jnp.bfloat16) for x in (dtype, unembed.dtype))
-  on_tpu = devices[0].platform == "tpu"
-  return "pallas" if on_tpu and alone and narrow else "chunked"
+  return "pallas" if platform == "tpu" and alone and narrow else "chunked"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from rl_is.core.types import Array
 
@@ -61,7 +61,7 @@ class Options:
   head_precision: str
   chunk: int | None
   token_chunk: int | None
-  mesh: Mesh | None
+  mesh: Mesh | AbstractMesh | None
   wide: jnp.dtype
   unembed_grad: jnp.dtype
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from rl_is.infra import mesh as mesh_lib
 from rl_is.kernels import (logits, logprob, logprob_chunked, logprob_pallas,
@@ -420,8 +420,9 @@ def test_chunked_may_be_left_to_the_partitioner():
 
 def test_auto():
   unembed = jax.ShapeDtypeStruct((8, 152_000), jnp.float32)
-  fake = lambda platform, count: type("Mesh", (), dict(devices=np.array(
-      [type("Device", (), dict(platform=platform))()] * count)))()
+  fake = lambda platform, count: AbstractMesh(
+      (count,), ("data",), abstract_device=jax.sharding.AbstractDevice(
+          "one", 1, platform=platform))
   choose = lambda tokens, mesh, dtype=jnp.float32: logprob.choose(
       tokens, dtype, unembed, mesh)
   assert choose(4, None) == "reference"
