@@ -147,11 +147,12 @@ def claims(rows: Sequence[dict], run: Sequence[dict],
           f", but for {', '.join(falls)}" if falls else "")),
       (gap <= 1e-5, "engine and staleness add up to the whole KL at every step: "
                     f"largest gap {gap:.1e} <= 1e-5 nats"),
-      (raw < 0.6 * whole,
-       "uncorrected, an int3 sampler leaves the learner below 0.6 of what it "
-       f"learns without mismatch: {raw:.3f} < 0.6 x {whole:.3f}"),
-      (tis >= 0.85 * whole,
-       f"with TIS at 0.85 of it or more: {tis:.3f} >= 0.85 x {whole:.3f}"),
+      (raw <= whole - 0.1,
+       "uncorrected, an int3 sampler costs the learner 0.1 of its accuracy or "
+       f"more: {raw:.3f} <= {whole:.3f} - 0.1"),
+      (tis - raw >= 2 / 3 * (whole - raw),
+       f"TIS gets back two thirds of that or more: {tis - raw:.3f} >= 2/3 x "
+       f"{whole - raw:.3f}"),
   ]
 
 

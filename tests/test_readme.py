@@ -56,9 +56,22 @@ def test_python_commands_run(tmp_path):
     assert out.returncode == 0, f"{command}\n{out.stderr[-2000:]}"
 
 
-@pytest.mark.parametrize("code", blocks("python"), ids=["own", "import"])
-def test_python_blocks_run(code, tmp_path):
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+  """The README's first run, shrunk, with its rollouts."""
+  path = tmp_path_factory.mktemp("stored") / "gspo"
+  command = next(c for c in shell_commands() if "runs/gspo" in c)
+  words = command.replace("runs/gspo", str(path)).split()
+  subprocess.run([sys.executable, *words[1:], *SHRINK, "--config.store.every=1"],
+                 cwd=ROOT, check=True, env=dict(os.environ, XLA_FLAGS=""))
+  return path
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=["store", "own", "import"])
+def test_python_blocks_run(code, tmp_path, request):
   """As written, except that the run is shrunk and put aside."""
+  if "runs/gspo" in code:
+    code = code.replace("runs/gspo", str(request.getfixturevalue("stored")))
   shrunk = "".join(
       f"overrides.apply(config, {s.split('=')[0].removeprefix('--config.')!r}, "
       f"{s.split('=')[1]!r})\n" for s in SHRINK)

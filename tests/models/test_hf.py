@@ -4,6 +4,7 @@ golden/hf holds tiny random models as `save_pretrained` of transformers 5.24
 left them (torch 2.14, eager attention), and the logits of some tokens.
 """
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -138,6 +139,14 @@ def test_published_models_have_their_number_of_parameters(name):
   # And every one of their parameters has a place.
   mesh = mesh_lib.make(dict(data=1, fsdp=8, tensor=1), jax.devices())
   sharding.place(shapes, model.rules, mesh)
+
+
+def test_no_model_leaves_anything_to_the_next():
+  names = {frozenset(fn()) for fn in models.MODELS.values()}
+  assert len(names) == 1
+  unset = {"head_precision", "logprob_impl", "logprob_chunk"}  # not structure
+  assert next(iter(names)) | unset == {
+      f.name for f in dataclasses.fields(TransformerConfig)}
 
 
 def test_a_published_model_may_be_changed():
