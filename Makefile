@@ -1,6 +1,8 @@
 # `make run` and `make test` do all the set-up: git, python3 and make are enough.
 PYTHON ?= python3
 VENV ?= .venv
+# `make test EXTRAS=test,tpu` also compiles for TPU slices (libtpu: 480 MB).
+EXTRAS ?= test
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt
@@ -27,7 +29,7 @@ $(VENV)/core: $(BIN)/python $(SETUP)
 	touch $@
 
 $(VENV)/test: $(BIN)/python $(SETUP)
-	$(PIP) --editable '.[test]'
+	$(PIP) --editable '.[$(EXTRAS)]'
 	touch $@ $(VENV)/core
 
 clean:
