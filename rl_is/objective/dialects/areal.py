@@ -12,7 +12,8 @@ from rl_is.objective.dialects.base import (
 from rl_is.objective.spec import Correction, Spec
 
 _DEFAULTS = dict(
-    eps_clip=0.2, eps_clip_higher=maybe(float), c_clip=maybe(float), use_sapo_loss=False,
+    eps_clip=0.2, eps_clip_higher=maybe(float), c_clip=maybe(float),
+    use_sapo_loss=False,
     sapo_tau_pos=1.0, sapo_tau_neg=1.05, use_cispo_loss=False,
     importance_sampling_level="token", recompute_logprob=False,
     use_decoupled_loss=False, prox_logp_method="recompute",

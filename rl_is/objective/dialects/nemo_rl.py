@@ -25,10 +25,12 @@ def nemo_rl(config: Mapping[str, Any]) -> Dialect:
       truncated_importance_sampling_type=maybe(str),
       truncated_importance_sampling_ratio=maybe(float),
       truncated_importance_sampling_ratio_min=maybe(float),
-      use_on_policy_kl_approximation=False, reference_policy_kl_penalty=0.01,
+      use_on_policy_kl_approximation=False,
+      reference_policy_kl_penalty=maybe(float, default=0.01),
       reference_policy_kl_type="k3", 
       kl_input_clamp_value=maybe(float, default=20.0),
-      kl_output_clamp_value=maybe(float, default=10.0), token_level_loss=True, adv_estimator="grpo",
+      kl_output_clamp_value=maybe(float, default=10.0), token_level_loss=True,
+      adv_estimator="grpo",
       use_leave_one_out_baseline=True, normalize_rewards=True,
       minus_baseline=True),
             dict(positive_example_nll_weight=0.0, use_kl_in_reward=False))
@@ -81,6 +83,13 @@ def _refuse(c: Mapping[str, Any]) -> None:
                 "sequence_level_importance_ratios"):
       if c[key]:
         raise ValueError(f"nemo_rl: use_cispo excludes {key}={c[key]!r}")
+  if c["disable_ppo_ratio"] and c["force_on_policy_ratio"]:
+    raise ValueError("nemo_rl: disable_ppo_ratio excludes "
+                     "force_on_policy_ratio=True")
+  if (c["truncated_importance_sampling_type"] == "seq-mask-tis"
+      and c["sequence_level_importance_ratios"]):
+    raise ValueError("nemo_rl: truncated_importance_sampling_type='seq-mask-tis' "
+                     "excludes sequence_level_importance_ratios=True")
   for part in ("type", "ratio", "ratio_min"):
     key = f"truncated_importance_sampling_{part}"
     if c[key] is not None and not c["use_importance_sampling_correction"]:

@@ -13,7 +13,8 @@ _DEFAULTS = dict(
     pg_variant="ppo", pg_clip=0.2, use_pg_clip_range=False, pg_clip_low=0.2,
     pg_clip_high=0.2, dual_clip_loss=False, importance_sampling="token",
     loss_agg_mode="seq-mean-token-mean", use_kl_loss=False, kl_loss_coef=0.0,
-    entropy_loss_coef=0.0, train_infer_correction=maybe(dict), adv_estimator="gae",
+    entropy_loss_coef=maybe(float, default=0.0),
+    train_infer_correction=maybe(dict), adv_estimator="gae",
     gamma=1.0)
 _ONLY = dict(
     rl_loss_coef=1.0, postive_loss_coef=0, use_topr_neg_loss_coef=0.0,

@@ -15,8 +15,10 @@ _DEFAULTS = dict(
     eps_clip_c=maybe(float), use_opsm=False, opsm_delta=1e-4,
     use_rollout_logprobs=False, use_tis=False, tis_clip=2.0,
     tis_clip_low=maybe(float, default=0.0),
-    custom_tis_function_path=maybe(str), use_kl_loss=False, kl_loss_coef=0.0,
-    kl_loss_type="k1", use_unbiased_kl=False, entropy_coef=0.0,
+    custom_tis_function_path=maybe(str), use_kl_loss=False,
+    kl_loss_coef=maybe(float, default=0.0),
+    kl_loss_type="k1", use_unbiased_kl=False,
+    entropy_coef=maybe(float, default=0.0),
     calculate_per_token_loss=False, gamma=1.0, normalize_advantages=False,
     rewards_normalization=True, grpo_std_normalization=True)
 _ONLY = dict(kl_coef=0.0, loss_type="policy_loss")  # a penalty in the reward

@@ -12,8 +12,10 @@ from rl_is.objective.spec import Correction, Options, Spec
 
 _DEFAULTS = dict(
     loss_type="dapo", importance_sampling_level="token", epsilon=0.2,
-    epsilon_high=maybe(float), delta=maybe(float), beta=0.0, use_bias_correction_kl=False,
-    max_completion_length=256, scale_rewards=maybe(str, bool, default="group"),
+    epsilon_high=maybe(float), delta=maybe(float),
+    beta=maybe(float, default=0.0), use_bias_correction_kl=False,
+    max_completion_length=maybe(float, default=256),
+    scale_rewards=maybe(str, bool, default="group"),
     sapo_temperature_pos=1.0, sapo_temperature_neg=1.05,
     vespo_k_pos=2.0, vespo_lambda_pos=3.0,
     vespo_k_neg=3.0, vespo_lambda_neg=2.0,
@@ -22,7 +24,8 @@ _DEFAULTS = dict(
     use_vllm=maybe(bool), vllm_importance_sampling_correction=maybe(bool),
     vllm_importance_sampling_mode="sequence_mask",
     vllm_importance_sampling_clip_max=maybe(float, default=3.0),
-    vllm_importance_sampling_clip_min=maybe(float), off_policy_mask_threshold=maybe(float))
+    vllm_importance_sampling_clip_min=maybe(float),
+    off_policy_mask_threshold=maybe(float))
 _ONLY = dict(top_entropy_quantile=1.0)
 _LEVELS = {"token": "token", "sequence": "sequence_mean",
            "sequence_token": "sequence_mean_token"}

@@ -10,14 +10,16 @@ from rl_is.objective.dialects.base import Dialect, Surrogate, maybe, read
 from rl_is.objective.spec import Correction, Spec
 
 _DEFAULTS = dict(
-    algo_variant="grpo", epsilon=0.2, epsilon_low=maybe(float), epsilon_high=maybe(float),
+    algo_variant="grpo", epsilon=0.2, epsilon_low=maybe(float),
+    epsilon_high=maybe(float),
     epsilon_c=maybe(float), kl_clamp_value=maybe(float),
     # GRPO
-    loss_algo="grpo", loss_agg_mode="sequence-mean-token-mean", beta=0.04,
+    loss_algo="grpo", loss_agg_mode="sequence-mean-token-mean",
+    beta=maybe(float, default=0.04),
     kl_loss_mode="kl", advantage_estimator=maybe(str), sampler_is=maybe(str),
     sampler_is_threshold=2.0, use_rollout_logps=False, norm=maybe(float),
     # PPO
-    kl_coef=0.0, entropy_coef=maybe(float))
+    kl_coef=maybe(float, default=0.0), entropy_coef=maybe(float))
 _KL = {"kl": "k1", "mse_kl": "k2", "low_var_kl": "k3"}
 _ADVANTAGES = {"gae": "given", "grpo": "grpo", "rloo": "rloo",
                "drgrpo": "dr_grpo"}

@@ -16,13 +16,15 @@ _DEFAULTS = dict(
     clip_ratio_high=maybe(float, default=0.2), clip_ratio_c=3.0,
     tau_pos=1.0, tau_neg=1.05, loss_agg_mode="token-mean",
     loss_scale_factor=maybe(float), use_kl_loss=False, kl_loss_coef=0.001,
-    kl_loss_type="low_var_kl", entropy_coeff=0.0,
+    kl_loss_type="low_var_kl", entropy_coeff=maybe(float, default=0.0),
     # actor.policy_loss
     loss_mode="vanilla", clip_cov_ratio=0.0002, clip_cov_lb=1.0,
-    clip_cov_ub=5.0, kl_cov_ratio=0.0002, ppo_kl_coef=0.1, dro_beta=maybe(float),
+    clip_cov_ub=5.0, kl_cov_ratio=0.0002, ppo_kl_coef=0.1,
+    dro_beta=maybe(float),
     # algorithm.rollout_correction
     rollout_is=maybe(str),
-    rollout_is_threshold=maybe(float, str, default=2.0), rollout_is_batch_normalize=False,
+    rollout_is_threshold=maybe(float, str, default=2.0),
+    rollout_is_batch_normalize=False,
     rollout_rs=maybe(str),
     rollout_rs_threshold=maybe(float, str), bypass_mode=False,
     loss_type="ppo_clip",
