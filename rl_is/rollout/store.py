@@ -1,8 +1,8 @@
 """Rollouts on disk as they are trained on: a parquet file a step. Floor 3.
 
-A row is an answer, a column a field of `Batch`: pandas reads it without us.
-Beside the fields stand the texts, and what the learner scored them with. Needs
-the extra `data`.
+A row is an answer, a column a field of `Batch` (`[T, K]` laid flat): pandas
+reads it without us. Beside the fields stand the texts, and what the learner
+scored them with. Needs the extra `data`.
 """
 
 import dataclasses
@@ -16,10 +16,12 @@ from absl import logging
 from etils import epath
 
 from rl_is.core.types import Batch
+from rl_is.infra import checkpoint as checkpoint_lib
+from rl_is.infra import hosts
 from rl_is.tasks.tokenizer import Tokenizer
 
-_FORMAT = 1
-_META = b"rl_is"
+_FORMAT = 2
+_META, _CHECKSUM = b"rl_is", b"rl_is_checksum"
 # What `objective.prepare` adds and a reader would have to score again.
 PREPARED = ("logp_prox", "logp_ref", "version_now", "adv")
 # It follows from the others, and is a tree.
@@ -48,35 +50,43 @@ class Store:
     self._folder = epath.Path(workdir) / "rollouts"
     self._every, self._max_bytes = every, max_gb * 1e9
     self._tokenizer, self._meta = tokenizer, dict(meta)
+    if not hosts.is_first():  # of several processes
+      return
     if every:
       _arrow()
       self._folder.mkdir(parents=True, exist_ok=True)
-    for path in self._folder.glob("*.parquet*") if self._folder.exists() else ():
-      if path.suffix == ".tmp" or int(path.stem) > after_step:
+    for path in self._folder.glob(".*.tmp"):
+      path.unlink()
+    for path in _files(self._folder):
+      if int(path.stem) > after_step:
         path.unlink()
 
   def write(self, step: int, batch: Batch, prepared: Sequence[Batch]) -> None:
     """The batch of this step, if it is due; `prepared`: its minibatches."""
     if not self._every or step % self._every:
       return
-    arrow, parquet = _arrow()
-    added = {name: np.concatenate([np.asarray(getattr(m, name))
-                                   for m in prepared])
+    added = {name: np.concatenate(hosts.fetch([getattr(m, name)
+                                               for m in prepared]))
              for name in PREPARED if getattr(prepared[0], name) is not None}
+    if not hosts.is_first():
+      return
+    arrow, parquet = _arrow()
     table = _table(arrow, batch.replace(**added), self._tokenizer,
                    dict(self._meta, step=step, format=_FORMAT))
     path = self._folder / f"{step:08d}.parquet"
-    temporary = self._folder / f"{path.name}.tmp"
+    # The dot: who reads the whole folder, as pandas does, passes it over.
+    temporary = self._folder / f".{path.name}.tmp"
     try:
       with temporary.open("wb") as file:
         parquet.write_table(table, file, compression="zstd")
       temporary.replace(path)
     except OSError as error:
+      temporary.unlink(missing_ok=True)
       raise OSError(f"{path}: cannot write rollouts: {error}") from None
     self._rotate()
 
   def _rotate(self) -> None:
-    files = sorted(self._folder.glob("*.parquet"))
+    files = _files(self._folder)
     sizes = [path.stat().length for path in files]
     while len(files) > 1 and sum(sizes) > self._max_bytes:
       files.pop(0).unlink()
@@ -90,14 +100,15 @@ def read(path: str) -> Iterator[Record]:
   with a word.
 
   Raises:
-    ValueError: nothing is there, or a file that is no such record.
+    ValueError: nothing is there, or a file is no such record, whole and
+      undamaged.
   """
   path = epath.Path(path)
   if path.is_file():
     yield _record(path)
     return
   folder = path / "rollouts" if (path / "rollouts").exists() else path
-  files = sorted(folder.glob("*.parquet"))
+  files = _files(folder)
   if not files:
     raise ValueError(f"{path}: no rollouts; a run writes them with "
                      "config.store.every=1")
@@ -106,6 +117,12 @@ def read(path: str) -> Iterator[Record]:
       yield _record(file)
     except FileNotFoundError:
       logging.warning("%s is gone: the run has rotated it away", file)
+
+
+def _files(folder: epath.Path) -> list[epath.Path]:
+  """By step. What else lies there is not ours to read, or to remove."""
+  return sorted(path for path in folder.glob("*.parquet")
+                if path.stem.isdecimal())
 
 
 def _arrow():
@@ -130,32 +147,57 @@ def _table(arrow, batch: Batch, tokenizer: Tokenizer, meta: dict):
     flat = arrow.array(x.reshape(-1))
     columns[field.name] = flat if x.ndim == 1 else (
         arrow.FixedSizeListArray.from_arrays(flat, math.prod(x.shape[1:])))
-  texts = lambda which: [tokenizer.decode(ids[on]) for ids, on in
-                         zip(batch.tokens, which)]
-  columns["prompt"] = arrow.array(texts(batch.valid & ~batch.mask))
-  columns["answer"] = arrow.array(texts(batch.mask))
+  columns |= _texts(batch, tokenizer)
   text = json.dumps(dict(meta, shapes=shapes), default=str)
-  return arrow.table(columns, metadata={_META: text.encode()})
+  table = arrow.table(columns)
+  return table.replace_schema_metadata(
+      {_META: text, _CHECKSUM: _checksum(text, table, shapes)})
 
 
-def _record(path: epath.Path) -> Record:
-  arrow, parquet = _arrow()
-  try:
-    with path.open("rb") as file:
-      table = parquet.read_table(file)
-  except arrow.ArrowInvalid as error:
-    raise ValueError(f"{path}: not a whole parquet file: {error}") from None
-  meta = json.loads((table.schema.metadata or {}).get(_META, b"{}"))
-  if meta.get("format") != _FORMAT:
-    raise ValueError(f"{path}: format: expected rollouts of format {_FORMAT}, "
-                     f"got {meta.get('format')}")
+def _texts(batch: Batch, tokenizer: Tokenizer) -> dict[str, list[str]]:
+  """Of each row. A prompt goes on after an EOS, as chat formats have them."""
+  asked = batch.valid & ~batch.mask & ~np.isin(batch.tokens, tokenizer.eos_ids)
+  return {name: [tokenizer.decode(ids[on])
+                 for ids, on in zip(batch.tokens, which)]
+          for name, which in (("prompt", asked), ("answer", batch.mask))}
 
-  def field(name: str, shape: list[int]) -> np.ndarray:
+
+def _fields(table, shapes: Mapping[str, Sequence[int]]
+            ) -> dict[str, np.ndarray]:
+  def field(name: str, shape: Sequence[int]) -> np.ndarray:
     column = table.column(name).combine_chunks()
     flat = column if len(shape) == 1 else column.flatten()
     return flat.to_numpy(zero_copy_only=False).reshape(shape)
 
-  batch = Batch(**{name: field(name, shape)
-                   for name, shape in meta.pop("shapes").items()})
-  return Record(meta["step"], batch, table.column("prompt").to_pylist(),
-                table.column("answer").to_pylist(), meta)
+  return {name: field(name, shape) for name, shape in shapes.items()}
+
+
+def _checksum(text: str, table, shapes: Mapping[str, Sequence[int]]) -> str:
+  """Of all that a file holds: parquet itself reads a flipped bit as data."""
+  texts = table.select(["prompt", "answer"]).to_pydict()
+  return checkpoint_lib.digest([text, texts, _fields(table, shapes)])
+
+
+def _record(path: epath.Path) -> Record:
+  _, parquet = _arrow()
+  try:
+    with path.open("rb") as file:
+      # With threads the process may abort as it ends, or hang:
+      # https://github.com/apache/arrow/issues/34314, 33975
+      table = parquet.read_table(file, use_threads=False)
+    found = table.schema.metadata or {}
+    meta = json.loads(found.get(_META, b"{}"))
+    if meta.get("format") != _FORMAT:
+      raise ValueError(f"format: expected {_FORMAT}, got {meta.get('format')}")
+    shapes = meta.pop("shapes")
+    checksum = _checksum(found[_META].decode(), table, shapes)
+    if checksum != found[_CHECKSUM].decode():
+      raise ValueError("it is not what was written: its checksum is another")
+    return Record(meta["step"], Batch(**_fields(table, shapes)),
+                  table.column("prompt").to_pylist(),
+                  table.column("answer").to_pylist(), meta)
+  except FileNotFoundError:
+    raise
+  except Exception as error:  # whatever arrow meets in a damaged file
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    raise ValueError(f"{path}: cannot read rollouts: {reason}") from error

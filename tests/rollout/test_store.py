@@ -1,6 +1,7 @@
 """Rollouts on disk: every bit comes back, oldest out, and objectives recomputed."""
 
 import dataclasses
+import importlib.util
 import resource
 
 import jax
@@ -17,13 +18,21 @@ from rl_is.rollout.store import Store
 from rl_is.tasks.tokenizer import CharTokenizer
 
 pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 TOKENIZER = CharTokenizer("ab")
 
 
 def some_batch(seed, *, more=()):
-  """Every float of any bits; `more`: which of the optional fields are there."""
+  """Every float of any bits, half of them a NaN of its own, or an inf.
+
+  more: which of the optional fields are there.
+  """
   r = np.random.default_rng(seed)
-  bits = lambda *shape: r.integers(0, 2**32, shape, np.uint32).view(np.float32)
+
+  def bits(*shape):
+    x = r.integers(0, 2**32, shape, np.uint32)
+    return np.where(r.random(shape) < 0.5, x, x | 0x7F800000).view(np.float32)
+
   optional = dict(
       logp_behaviour=bits(4, 3), version=r.integers(-1, 9, (4, 3), np.int32),
       logp_version=bits(4, 3), kept_ids=r.integers(-1, 9, (4, 3, 2), np.int32),
@@ -58,18 +67,28 @@ def a_store(path, **changes):
                                     meta=dict(who="me")), **changes})
 
 
-@pytest.mark.parametrize("more", [(), OPTIONAL, OPTIONAL[:2]])
-def test_every_bit_comes_back(tmp_path, more):
-  batch = some_batch(0, more=more)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("more", [(), OPTIONAL, *((x,) for x in OPTIONAL)])
+def test_every_bit_comes_back(tmp_path, more, seed):
+  batch = some_batch(seed, more=more)
   a_store(tmp_path).write(7, batch, [batch])
   record, = store_lib.read(str(tmp_path))
   same_bits(record.batch, batch)
   assert record.step == 7 and record.meta["who"] == "me"
-  for row in range(4):
-    on = batch.mask[row]
-    assert record.answer[row] == TOKENIZER.decode(batch.tokens[row][on])
-    assert record.prompt[row] == TOKENIZER.decode(
-        batch.tokens[row][batch.valid[row] & ~on])
+
+
+def test_the_texts_stand_beside_it(tmp_path):
+  """A prompt of a chat format has an end of turn in it, which is an EOS."""
+  tokenizer = CharTokenizer("ab|", eos_ids=(5, 2))
+  batch = Batch(
+      tokens=np.array([[0, 1, 3, 5, 4, 3, 0, 4, 2],
+                       [1, 3, 4, 5, 3, 3, 4, 5, 3]], np.int32),
+      valid=np.array([[0] + [1] * 8, [1] * 8 + [0]], bool),
+      mask=np.array([[0] * 5 + [1] * 4, [0] * 5 + [1] * 3 + [0]], bool),
+      reward=np.zeros(2, np.float32), group=np.zeros(2, np.int32))
+  a_store(tmp_path, tokenizer=tokenizer).write(1, batch, [batch])
+  record, = store_lib.read(str(tmp_path))
+  assert (record.prompt, record.answer) == (["ab", "aba"], ["ab", "ab"])
 
 
 def test_what_the_learner_scored_stands_beside_it(tmp_path):
@@ -111,7 +130,7 @@ def test_a_resumed_run_drops_what_comes_again(tmp_path):
   store = a_store(tmp_path)
   for step in (1, 2, 3):
     store.write(step, batch, [batch])
-  (tmp_path / "rollouts" / "00000004.parquet.tmp").write_bytes(b"half")
+  (tmp_path / "rollouts" / ".00000004.parquet.tmp").write_bytes(b"half")
   a_store(tmp_path, after_step=2)
   assert sorted(p.name for p in (tmp_path / "rollouts").iterdir()) == [
       "00000001.parquet", "00000002.parquet"]
@@ -124,13 +143,79 @@ def test_files_that_are_no_records_are_named(tmp_path):
   a_store(tmp_path).write(1, batch, [batch])
   file = tmp_path / "rollouts" / "00000001.parquet"
   raw = file.read_bytes()
-  file.write_bytes(raw[:len(raw) // 2])
-  with pytest.raises(ValueError, match="00000001.parquet: not a whole parquet"):
-    next(store_lib.read(str(file)))
-  from pyarrow import parquet
+  for size in (0, len(raw) // 2, len(raw) - 1):
+    file.write_bytes(raw[:size])
+    with pytest.raises(ValueError, match="1.parquet: cannot read") as error:
+      next(store_lib.read(str(tmp_path)))
+    assert "\n" not in str(error.value)
   parquet.write_table(pyarrow.table({"a": [1]}), file)
-  with pytest.raises(ValueError, match="format: expected .* 1, got None"):
+  with pytest.raises(ValueError, match="format: expected 2, got None"):
     next(store_lib.read(str(file)))
+
+
+def test_a_flipped_bit_is_never_read_as_data(tmp_path):
+  """It is named, or lies where nothing of the record is."""
+  batch = some_batch(0, more=OPTIONAL)
+  a_store(tmp_path).write(1, batch, [batch])
+  file = tmp_path / "rollouts" / "00000001.parquet"
+  want, = store_lib.read(str(file))
+  raw, refused = file.read_bytes(), 0
+  r = np.random.default_rng(0)
+  for place in r.integers(len(raw), size=300):
+    damaged = bytearray(raw)
+    damaged[place] ^= 1 << r.integers(8)
+    file.write_bytes(damaged)
+    try:
+      record, = store_lib.read(str(file))
+    except ValueError as error:
+      assert str(error).startswith(f"{file}: cannot read rollouts: ")
+      refused += 1
+    else:
+      same_bits(record.batch, want.batch)
+      assert (record.step, record.prompt, record.answer, record.meta) == (
+          want.step, want.prompt, want.answer, want.meta)
+  assert refused > 100
+
+
+def test_all_is_read_while_the_next_is_being_written(tmp_path, monkeypatch):
+  pandas = pytest.importorskip("pandas")
+  batch, real, seen = some_batch(0), parquet.write_table, []
+  store = a_store(tmp_path)
+  store.write(1, batch, [batch])
+
+  def slow(table, file, **how):
+    file.write(b"PAR1")
+    file.flush()
+    seen.append(([r.step for r in store_lib.read(str(tmp_path))],
+                 len(pandas.read_parquet(tmp_path / "rollouts"))))
+    file.seek(0)
+    real(table, file, **how)
+
+  monkeypatch.setattr(parquet, "write_table", slow)
+  store.write(2, batch, [batch])
+  store.write(3, batch, [batch])
+  assert seen == [([1], 4), ([1, 2], 8)]
+
+
+def test_what_else_lies_there_stays(tmp_path):
+  folder = tmp_path / "rollouts"
+  folder.mkdir()
+  for name in ("best.parquet", "00000001.parquet.bak"):
+    (folder / name).write_bytes(b"theirs")
+  batch = some_batch(0)
+  store = a_store(tmp_path, max_gb=1e-9)
+  for step in (1, 2):
+    store.write(step, batch, [batch])
+  assert [r.step for r in store_lib.read(str(folder))] == [2]
+  assert sorted(p.name for p in folder.iterdir()) == [
+      "00000001.parquet.bak", "00000002.parquet", "best.parquet"]
+
+
+def test_without_pyarrow_nothing_begins(warm, tmp_path, monkeypatch):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(ValueError, match=r"pyarrow: pip install 'rl_is\[data\]'"):
+    train.run(tiny(warm, store__every=1), str(tmp_path / "run"))
+  assert not (tmp_path / "run").exists()
 
 
 def test_a_file_that_goes_while_one_reads(tmp_path, caplog):
@@ -156,7 +241,31 @@ def test_a_full_disk_is_said_and_leaves_no_half_file(tmp_path):
       store.write(2, batch, [batch])
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, old)
-  assert [r.step for r in store_lib.read(str(tmp_path))] == [1]
+  assert [p.name for p in (tmp_path / "rollouts").iterdir()] == [
+      "00000001.parquet"]
+
+
+def test_a_write_that_fails_ends_the_run_in_one_line(warm, tmp_path, one_device,
+                                                     monkeypatch):
+  """The same run goes on from its checkpoint, without the files after that."""
+  config = lambda: tiny(warm, store__every=1, evaluate__prompts=0)
+  steps = lambda: [r.step for r in store_lib.read(str(tmp_path))]
+  real = parquet.write_table
+  for step, left in ((4, [1, 2, 3]), (3, [1, 2])):  # the checkpoint is of 2
+
+    def full(table, file, **how):
+      if f"{step:08d}" in str(file.name):
+        raise OSError(28, "No space left on device")
+      real(table, file, **how)
+
+    with monkeypatch.context() as patch:
+      patch.setattr(parquet, "write_table", full)
+      with pytest.raises(OSError, match=f"{step}.parquet: cannot write") as error:
+        train.run(config(), str(tmp_path), devices=one_device)
+    assert "\n" not in str(error.value)
+    assert steps() == left
+  train.run(config(), str(tmp_path), devices=one_device)
+  assert steps() == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("mode,more", [
