@@ -307,6 +307,9 @@ def _check_mode(config: ConfigDict, sampler_mesh: Mesh) -> None:
   """Each mode has its own fields; one that would not act is refused."""
   r, U = config.rollout, config.train.updates_per_batch
   checks.choice("config.rollout.mode", r.mode, ("lag", "async"))
+  if r.mode == "async" and jax.process_count() > 1:
+    raise ValueError("config.rollout.mode='async' is for one process; several "
+                     f"({jax.process_count()} here) take 'lag'")
   checks.choice("config.rollout.order", r.order, asynchronous.ORDERS)
   checks.choice("config.rollout.swap_cache", r.swap_cache, generator.CACHES)
   idle = (["lag"] if r.mode == "async" else

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rl_is import command, train
+from rl_is.infra import hosts
 from rl_is.infra.preemption import Stopped
 from rl_is.objective import presets
 
@@ -36,12 +37,21 @@ def _main(changes: Sequence[tuple[str, str]]) -> None:
   logging.set_verbosity(logging.WARNING)  # orbax tells of every file it writes
   if not given.workdir:
     raise ValueError("--workdir: expected a directory, got ''")
-  train.run(command.changed(given.config, changes), os.path.expanduser(given.workdir))
+  if given.coordinator:
+    hosts.start(given.coordinator, given.processes, given.process,
+                given.host_timeout)
+  with hosts.together():
+    train.run(command.changed(given.config, changes), os.path.expanduser(given.workdir))
 
 
 def main() -> None:
   # Defined here, not on import: other scripts have flags of the same names.
   flags.DEFINE_string("workdir", None, "This run's own directory.")
+  flags.DEFINE_string("coordinator", "", "Several processes are one run: host:port "
+                      "of process 0, or auto on a TPU pod.")
+  flags.DEFINE_integer("processes", 1, "How many, with a --coordinator.")
+  flags.DEFINE_integer("process", 0, "Which of them this is.")
+  flags.DEFINE_float("host_timeout", 300, "Seconds to wait for the others.")
   flags.DEFINE_bool("list_presets", False,
                     "Prints the table of named methods, and exits.")
   try:

@@ -30,7 +30,7 @@ from rl_is.core.types import Batch, Params
 from rl_is.infra import checkpoint as checkpoint_lib
 from rl_is.infra import metrics as metrics_lib
 from rl_is.infra import mesh as mesh_lib
-from rl_is.infra import preemption, progress, rng
+from rl_is.infra import hosts, preemption, progress, rng
 from rl_is.infra import workdir as workdir_lib
 from rl_is.infra.checkpoint import Checkpoints, Saved
 from rl_is.infra.preemption import Preemption
@@ -77,17 +77,21 @@ def run(config: ConfigDict, workdir: str, *,
       parts = build_lib.build(config, corrections=corrections, devices=devices)
     if config.train.psis:
       psis.check()
-    _claim(workdir, config, corrections)
+    hosts.first(lambda: _claim(workdir, config, corrections))
     stack.enter_context(mesh_lib.use(parts.mesh))
     U, steps = config.train.updates_per_batch, config.train.steps
-    stack.enter_context(workdir_lib.lock(workdir))
+    if hosts.is_first():
+      stack.enter_context(workdir_lib.lock(workdir))
     # ---- State: 1. this run's newest checkpoint, 2. the warm start. ---------
     checkpoints = stack.enter_context(contextlib.closing(
         Checkpoints(workdir, keep=config.checkpoint.keep)))
     saved = checkpoints.restore_newest(build_lib.abstract_state(config, parts))
     start = stop.step = saved.position["step"] if saved else 0
-    first = min(start, _rows(saved, workdir))  # start - 1: see `_rows`
-    if first < steps:  # else this call makes nothing
+    # start - 1: see `_rows`. Of several processes all have read, when one writes.
+    first = hosts.largest(min(start, _rows(saved, workdir)))
+    tell = functools.partial(print, file=sys.stderr) if hosts.is_first() else (
+        lambda text: None)
+    if first < steps and hosts.is_first():  # else this call makes nothing
       _header(config, parts, workdir, start)
     if saved:
       state, ref = saved.state["learner"], saved.state.get("ref")
@@ -101,11 +105,10 @@ def run(config: ConfigDict, workdir: str, *,
     writer = stack.enter_context(contextlib.closing(metrics_lib.MetricsWriter(
         workdir, after_step=first, tensorboard=config.track.tensorboard)))
     if first >= steps:
-      print(f"{label}: already complete ({start} steps) in {workdir}",
-            file=sys.stderr)
+      tell(f"{label}: already complete ({start} steps) in {workdir}")
       return Result(state.params, writer.last)
     if start:
-      print(f"{label}: resuming after step {start}", file=sys.stderr)
+      tell(f"{label}: resuming after step {start}")
 
     store = Store(workdir, **config.store.to_dict(), after_step=start,
                   tokenizer=parts.task.tokenizer, meta=dict(
@@ -131,11 +134,12 @@ def run(config: ConfigDict, workdir: str, *,
 
         state, learned, minibatches = _learn(
             state, ref, batch, parts, config, n)
-        store.write(n + 1, batch, minibatches)
 
         row = {**batching.describe(batch, n * U), **learned, **source.metrics(),
                **parts.dials, "time/learner_s": time.perf_counter() - began}
         row |= _speeds(row)
+        store.write(n + 1, batch, minibatches)
+        del minibatches  # else the next step's lie on the devices beside them
         stop.step = n + 1
       if _is_due(n + 1, config.evaluate.every, steps) and config.evaluate.prompts:
         last = _saved(state, ref, source, identity, n + 1, row)
@@ -271,7 +275,7 @@ def _identity(config: ConfigDict, parts: Parts, ref: Params | None
   The resolved aggregation: a preset's own may have changed since.
   """
   return dict(seed=config.seed, aggregation=parts.objective.spec.aggregation,
-              reference=None if ref is None else checkpoint_lib.digest(ref))
+              reference=None if ref is None else checkpoint_lib.fingerprint(ref))
 
 
 def _saved(state: State, ref: Params | None, source: Lagged | Asynchronous,
@@ -313,7 +317,7 @@ def _learn(state: State, ref: Params | None, batch: Batch, parts: Parts,
   """The U updates on one batch; metrics over all of them; its minibatches."""
   version = n * config.train.updates_per_batch
   batch = batch.replace(version_now=np.full(len(batch.reward), version, np.int32))
-  placed = jax.device_put(batch, mesh_lib.rows(parts.mesh))
+  placed = hosts.place(batch, mesh_lib.rows(parts.mesh))
   key = rng.key(config.seed, "learner", version)
   minibatches = step_lib.jit_prepare_batch(
       state.params, ref, placed, parts.constants, key,
@@ -326,7 +330,7 @@ def _learn(state: State, ref: Params | None, batch: Batch, parts: Parts,
         objective=parts.objective, model=parts.model, tx=parts.tx,
         warmup_updates=config.optimizer.warmup_updates,
         microbatches=config.train.microbatches)
-    metrics = jax.device_get(metrics)
+    metrics = hosts.fetch(metrics)
     _check_health(metrics, minibatch, n + 1, u)
     total = metrics if total is None else {
         name: total[name] + metrics[name] for name in metrics}

@@ -5,6 +5,7 @@ that is right some of the time. Maximum likelihood is `pg` with reward 1 on
 demonstrations: the very same train step.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from ml_collections import ConfigDict
 from rl_is.build import Parts
 from rl_is.core import masked
 from rl_is.core.types import Array, Batch, Params
-from rl_is.infra import checkpoint, progress, rng, sharding
+from rl_is.infra import checkpoint, hosts, progress, rng, sharding
 from rl_is.infra import mesh as mesh_lib
 from rl_is.infra import workdir as workdir_lib
 from rl_is.learner import optimizer, step
@@ -48,17 +49,25 @@ def params(config: ConfigDict, parts: Parts, workdir: str,
     return hf.load(config.warm_start.weights, parts.model, placed)
   path = epath.Path(config.warm_start.path or f"{workdir}/warm_start")
   identity = _identity(config)
-  _check_ours(path)
-  workdir_lib.claim(path, identity, name=_IDENTITY)
-  with workdir_lib.lock(path):
-    if (path / "done.json").exists():
+  def claim():
+    _check_ours(path)
+    workdir_lib.claim(path, identity, name=_IDENTITY)
+
+  hosts.first(claim)
+  with workdir_lib.lock(path) if hosts.is_first() else contextlib.nullcontext():
+    if hosts.largest((path / "done.json").exists()):
       return checkpoint.restore_params(path / "params", placed)
-    for leftover in path.glob("params*"):
-      leftover.rmtree()  # a kill left it half-made
+    hosts.first(lambda: _clear(path))
     trained, report = _train(config, parts, check_stop)
     checkpoint.save_params(path / "params", trained)
-    workdir_lib.write_json(path / "done.json", report)
+    hosts.first(lambda: workdir_lib.write_json(path / "done.json", report))
   return trained
+
+
+def _clear(path: epath.Path) -> None:
+  """What a kill left half-made."""
+  for leftover in path.glob("params*"):
+    leftover.rmtree()
 
 
 def _check_ours(path: epath.Path) -> None:
@@ -85,7 +94,7 @@ def _train(config: ConfigDict, parts: Parts, check_stop: Callable[[], None]
       prompt_width=task.max_prompt_tokens,
       answer_width=task.max_answer_tokens)
   # The probe is not divided over the mesh: any number of rows will do.
-  probe = jax.device_put(
+  probe = hosts.place(
       encode([p for p in batching.sample_of(task.heldout, _PROBE_ROWS)
               if p.answer]), mesh_lib.replicated(mesh))
   constants = dict(
@@ -99,7 +108,7 @@ def _train(config: ConfigDict, parts: Parts, check_stop: Callable[[], None]
     for n in range(w.steps):
       check_stop()
       cursors = range(n * w.batch, (n + 1) * w.batch)
-      batch = jax.device_put(
+      batch = hosts.place(
           encode([pool[batching.problem_index(config.seed, c, len(pool))]
                   for c in cursors]), mesh_lib.rows(mesh))
       minibatch, = step.jit_prepare_batch(

@@ -23,6 +23,7 @@ from jax import lax
 import orbax.checkpoint as ocp
 
 from rl_is.core.types import Batch
+from rl_is.infra import hosts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Checkpoints:
             max_to_keep=keep, create=True, read_only=keep is None,
             enable_async_checkpointing=True))
     if keep is not None:
-      self._drop_half_written()
+      hosts.first(self._drop_half_written)
 
   def save(self, saved: Saved) -> None:
     """Begins to; whether it could be written, the next call or `close` says."""
@@ -176,6 +177,13 @@ def _sum_of_bits(tree: Any) -> jax.Array:
     total = 3 * total + jnp.sum(bits.astype(jnp.uint32) * (2 * place + 1),
                                 dtype=jnp.uint32)
   return total
+
+
+def fingerprint(params: Any) -> str:
+  """As `digest`, of arrays on devices, also of those that lie on several hosts."""
+  names = [(jax.tree_util.keystr(path), str(x.dtype), x.shape) for path, x in
+           jax.tree_util.tree_leaves_with_path(params)]
+  return f"{digest(names)}-{int(_sum_of_bits(params)):08x}"
 
 
 def digest(params: Any) -> str:

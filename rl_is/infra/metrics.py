@@ -6,6 +6,8 @@ import os
 
 from etils import epath
 
+from rl_is.infra import hosts
+
 
 class MetricsWriter:
   """Appends to `metrics.jsonl`; on resume drops the rows that will come again.
@@ -23,11 +25,15 @@ class MetricsWriter:
           f"{self._path}: expected a row for each of steps 1 to {after_step}, "
           f"which the checkpoint is of, got {len(kept)}")
     self.last = kept[-1] if kept else {}
-    _replace(self._path, "".join(json.dumps(row) + "\n" for row in kept))
-    self._file = self._path.open("a")
-    self._board = _board(workdir, after_step) if tensorboard else None
+    self._file = self._board = None  # of several processes the first writes
+    if hosts.is_first():
+      _replace(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+      self._file = self._path.open("a")
+      self._board = _board(workdir, after_step) if tensorboard else None
 
   def write(self, step: int, values: dict[str, float]) -> None:
+    if self._file is None:
+      return
     row = {name: _finite(value) for name, value in values.items()}
     self._file.write(json.dumps({"step": step, **row}) + "\n")
     self._file.flush()
@@ -37,7 +43,8 @@ class MetricsWriter:
           self._board.add_scalar(name, value, step)
 
   def close(self) -> None:
-    self._file.close()
+    if self._file:
+      self._file.close()
     if self._board:
       self._board.close()
 

@@ -9,6 +9,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
+from rl_is.infra import hosts
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -55,12 +57,10 @@ class Preemption:
       self.check()
 
   def check(self) -> None:
-    """Raises `Stopped` if a signal came."""
-    # Many hosts must stop at one step: where jax.process_count() > 1, ask
-    # jax.experimental.multihost_utils.reached_preemption_sync_point(step) here,
-    # at the end of a step, and never raise in `_on_signal`.
-    if self._signum is not None:
-      raise Stopped(self._signum, self.step)
+    """Raises `Stopped` if a signal came, to any of several processes."""
+    signum = hosts.largest(self._signum or 0)
+    if signum:
+      raise Stopped(signum, self.step)
 
   @contextlib.contextmanager
   def at_once(self) -> Iterator[None]:
@@ -70,7 +70,8 @@ class Preemption:
       self.check()
       yield
     except Exception:
-      self.check()  # what is inside may have taken the cut for a failure
+      if hosts.is_alone():
+        self.check()  # what is inside may have taken the cut for a failure
       raise
     finally:
       self._is_cutting = False
@@ -81,7 +82,8 @@ class Preemption:
     if self._signum is not None:
       return
     self._signum = signum
-    if self._is_cutting:
+    # Several processes stop at one place: where all of them ask.
+    if self._is_cutting and hosts.is_alone():
       self.check()
 
 

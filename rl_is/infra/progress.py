@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.progress import (BarColumn, MofNCompleteColumn, Progress, TextColumn,
                            TimeElapsedColumn, TimeRemainingColumn)
 
+from rl_is.infra import hosts
+
 
 class Steps:
   """A bar on a terminal; elsewhere (CI, a file) a line every few seconds."""
@@ -18,7 +20,8 @@ class Steps:
     self._last = self._start
     self._is_warm = False
     self._bar = None
-    if sys.stderr.isatty():
+    self._is_quiet = not hosts.is_first()  # one of several processes tells
+    if not self._is_quiet and sys.stderr.isatty():
       self._bar = Progress(
           TextColumn("{task.description:<28}"), BarColumn(None),
           MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
@@ -36,6 +39,8 @@ class Steps:
       self._bar.stop()
 
   def update(self, done: int, note: str) -> None:
+    if self._is_quiet:
+      return
     if self._bar:
       self._bar.update(self._task, completed=done, note=note)
       return

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from rl_is.core import masked
 from rl_is.core.types import Batch, Params, Rollout
+from rl_is.infra import hosts
 from rl_is.infra import mesh as mesh_lib
 from rl_is.models import sampler, scoring
 from rl_is.models.sampler import Sampling
@@ -53,15 +54,17 @@ def sample(params: Params, verifier: Verifier, problems: Sequence[Problem],
   """
   prompts = batching.encode_prompts(
       verifier.task.tokenizer, problems, cursors, group_size, prompt_width)
-  prompts = jax.device_put(prompts, mesh_lib.rows(mesh))
+  prompts = hosts.place(prompts, mesh_lib.rows(mesh))
   how = dict(model=model, sampling=sampling)
   with mesh_lib.use(mesh):
-    rollout = jax.device_get(
+    rollout = hosts.fetch(
         _swapping(params, prompts, key, version, swaps, latest, **how)
         if swaps and latest else _sample(params, prompts, key, version, **how))
   texts = batching.answers(verifier.task.tokenizer, rollout)
-  return rollout, verifier.scores(
-      [problems[row // group_size] for row in range(len(texts))], texts)
+  mine = hosts.share(len(texts))
+  scores = verifier.scores([problems[row // group_size] for row in mine],
+                           [texts[row] for row in mine])
+  return rollout, Scores(*(hosts.union(x, len(texts)) for x in scores))
 
 
 def _swapping(params, prompts, key, version, swaps, latest, *, model, sampling
@@ -133,7 +136,7 @@ class Generator:
     rows = devices * math.ceil(self._share * len(batch.reward) / devices)
     part = jax.tree.map(lambda x: x[:rows], batch)
     with mesh_lib.use(self._mesh):
-      scored = jax.device_get(self._score(weights.learner, jax.device_put(
+      scored = hosts.fetch(self._score(weights.learner, hosts.place(
           part, mesh_lib.rows(self._mesh))).logp)
     out = np.full(batch.mask.shape, np.nan, np.float32)
     one = (~part.mask | (part.version == weights.version)).all(axis=1)
