@@ -4,7 +4,9 @@ What cannot work is refused here, before anything is compiled: in one line that
 names the field, what was expected and what came.
 """
 
+import collections
 import dataclasses
+import functools
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
@@ -280,36 +282,42 @@ def make_meshes(config: ConfigDict, devices=None) -> tuple[Mesh, Mesh]:
   """(learner's, sampler's): one and the same, or disjoint.
 
   Beside each other on shared devices two programs with collectives may wait for
-  each other for ever; only a single device, which has none, is shared.
+  each other for ever; only a single device of a process is shared, whose sampler
+  has none. The learner's mesh goes over all processes, a sampler's is its own.
   """
   devices = list(jax.devices() if devices is None else devices)
-  count = config.rollout.sampler_devices
   sizes = config.mesh.to_dict()
-  if config.rollout.mode != "async" or (len(devices) == 1 and count is None):
+  if config.rollout.mode != "async":
     mesh = mesh_lib.make(sizes, devices)
     return mesh, mesh
-  count = len(devices) // 2 if count is None else count
-  if count >= len(devices):
+  by_process = collections.defaultdict(list)
+  for device in devices:
+    by_process[device.process_index].append(device)
+  own = by_process[jax.process_index()]
+  rows_only = functools.partial(mesh_lib.make, dict(data=-1, fsdp=1, tensor=1))
+  count = config.rollout.sampler_devices
+  if len(own) == 1 and count is None:
+    mesh = mesh_lib.make(sizes, devices)
+    return mesh, mesh if len(devices) == 1 else rows_only(own)
+  count = len(own) // 2 if count is None else count
+  if count >= len(own):
     raise ValueError(f"config.rollout.sampler_devices: expected less than the "
-                     f"{len(devices)} devices, got {count}")
-  rows_only = dict(sizes, data=-1, fsdp=1, tensor=1)
-  return (mesh_lib.make(sizes, devices[:-count]),
-          mesh_lib.make(rows_only, devices[-count:]))
+                     f"{len(own)} devices of a process, got {count}")
+  return (mesh_lib.make(sizes, [d for its in by_process.values()
+                                for d in its[:-count]]), rows_only(own[-count:]))
 
 
 def rows_per_call(config: ConfigDict) -> int:
-  """Sequences that the asynchronous generator samples at once."""
+  """Sequences that the asynchronous generator of a process samples at once."""
   r = config.rollout
-  return r.batch_size if r.rows_per_call is None else r.rows_per_call
+  return (r.batch_size // jax.process_count() if r.rows_per_call is None
+          else r.rows_per_call)
 
 
 def _check_mode(config: ConfigDict, sampler_mesh: Mesh) -> None:
   """Each mode has its own fields; one that would not act is refused."""
   r, U = config.rollout, config.train.updates_per_batch
   checks.choice("config.rollout.mode", r.mode, ("lag", "async"))
-  if r.mode == "async" and jax.process_count() > 1:
-    raise ValueError("config.rollout.mode='async' is for one process; several "
-                     f"({jax.process_count()} here) take 'lag'")
   checks.choice("config.rollout.order", r.order, asynchronous.ORDERS)
   checks.choice("config.rollout.swap_cache", r.swap_cache, generator.CACHES)
   idle = (["lag"] if r.mode == "async" else
@@ -325,9 +333,12 @@ def _check_mode(config: ConfigDict, sampler_mesh: Mesh) -> None:
                       "steps: every batch comes from version 0", r.lag,
                       config.train.steps)
     return
+  processes = jax.process_count()
+  checks.divisible("config.rollout.batch_size / group_size",
+                   r.batch_size // r.group_size, "processes", processes)
   rows = rows_per_call(config)
-  checks.divisible("config.rollout.batch_size", r.batch_size,
-                   "config.rollout.rows_per_call", rows)
+  checks.divisible("config.rollout.batch_size / processes",
+                   r.batch_size // processes, "config.rollout.rows_per_call", rows)
   checks.divisible("config.rollout.rows_per_call", rows,
                    "config.rollout.group_size", r.group_size)
   mesh_lib.check_rows(sampler_mesh, "config.rollout.rows_per_call", rows)

@@ -120,9 +120,10 @@ def run(config: ConfigDict, workdir: str, *,
     bar = stack.enter_context(progress.Steps(label, steps, done=start))
 
     # ---- The loop. ----------------------------------------------------------
-    last = saved  # what a stop saves; None before the first step
+    # Makes what a stop saves; None before the first step.
+    last = (lambda: saved) if saved else None
     stack.enter_context(preemption.on_stop(
-        lambda: last and checkpoints.save(last)))
+        lambda: last and checkpoints.save(last())))
     row = saved.position.get("row") if saved else None
     reward_average, idle = math.nan, _Idle(config, parts)
     for n in range(first, steps):
@@ -150,7 +151,7 @@ def run(config: ConfigDict, workdir: str, *,
       # rows behind the checkpoint, and none is missing before it.
       last = _saved(state, ref, source, identity, n + 1)
       if _is_due(n + 1, config.checkpoint.every, steps):
-        checkpoints.save(last)
+        checkpoints.save(last())
       idle.see(row)
       reward_average = _average(reward_average, row["reward/mean"])
       bar.update(n + 1, f"reward {reward_average:.3f}")
@@ -280,16 +281,24 @@ def _identity(config: ConfigDict, parts: Parts, ref: Params | None
 
 def _saved(state: State, ref: Params | None, source: Lagged | Asynchronous,
            identity: dict[str, int | str | None], step: int,
-           row: dict[str, float] | None = None) -> Saved:
-  """row: of the step, if it is trained but not yet evaluated and written."""
+           row: dict[str, float] | None = None) -> Callable[[], Saved]:
+  """What makes the checkpoint of now, if it is called before the next update.
+
+  row: of the step, if it is trained but not yet evaluated and written.
+  """
   tree = dict(learner=state)
   if ref is not None:
     tree["ref"] = ref
-  waiting, begun = source.snapshot()
+  snapshot = source.snapshot()
   position = dict(identity, step=step, metrics_rows=step)
   if row is not None:
     position |= dict(metrics_rows=step - 1, row=dict(row))
-  return Saved(tree, waiting, position, begun)
+
+  def make() -> Saved:
+    waiting, begun = snapshot()
+    return Saved(tree, waiting, position, begun)
+
+  return make
 
 
 def _rows(saved: Saved | None, workdir: str) -> int:

@@ -1,11 +1,14 @@
 """Several processes that are one run: who is first, what all of them agree on.
 
 Every process runs the same program on the same data; only the first writes what
-is not an array. With one process nothing here does anything. Floor 2.
+is not an array. Where a generator runs beside the learner it works on its own
+process's devices alone, and asks the others nothing. With one process nothing
+here does anything. Floor 2.
 """
 
 import contextlib
 import os
+import pickle
 import socket
 import sys
 import threading
@@ -17,7 +20,7 @@ import jax
 import numpy as np
 from absl import logging
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 _FAILED = "rl_is/failed/"
 _LOOK = 0.5  # seconds between two looks whether another process has failed
@@ -140,8 +143,10 @@ def together() -> Iterator[None]:
     os._exit(1)
 
 
-def is_alone() -> bool:
-  return jax.process_count() == 1
+def is_alone(mesh: Mesh | None = None) -> bool:
+  """One process; or a mesh of this one's own devices, beside those of others."""
+  return jax.process_count() == 1 or (
+      mesh is not None and len({d.process_index for d in mesh.devices.flat}) == 1)
 
 
 def is_first() -> bool:
@@ -184,15 +189,24 @@ def _whole(x: jax.Array) -> jax.Array:
   return jax.jit(lambda x: x, out_shardings=everywhere)(x)
 
 
-def share(rows: int) -> range:
-  """The rows that are this process's to work on; of all they are all."""
-  n, i = jax.process_count(), jax.process_index()
+def move(tree: Any, where: Any, mesh: Mesh) -> Any:
+  """Device to device. What lies on all processes, onto a mesh of this one's own
+  devices, is gathered first: then all of them call this at once."""
+  if not is_alone() and is_alone(mesh):
+    tree = jax.tree.map(lambda x: (
+        x if x.is_fully_replicated else _whole(x)).addressable_data(0), tree)
+  return jax.device_put(tree, where)
+
+
+def share(rows: int, mesh: Mesh | None = None) -> range:
+  """The rows of what was made on `mesh` that are this process's to work on."""
+  n, i = (1, 0) if is_alone(mesh) else (jax.process_count(), jax.process_index())
   return range(rows * i // n, rows * (i + 1) // n)
 
 
-def union(part: np.ndarray, rows: int) -> np.ndarray:
+def union(part: np.ndarray, rows: int, mesh: Mesh | None = None) -> np.ndarray:
   """What each process has of its `share`, put together, on all of them."""
-  if is_alone():
+  if is_alone(mesh):
     return part
   longest = -(-rows // jax.process_count())
   padded = np.zeros((longest, *part.shape[1:]), part.dtype)
@@ -201,6 +215,18 @@ def union(part: np.ndarray, rows: int) -> np.ndarray:
   n = jax.process_count()
   return np.concatenate([every[i][:rows * (i + 1) // n - rows * i // n]
                          for i in range(n)])
+
+
+def everyones(value: Any) -> list:
+  """What each process has, by process, on all of them: anything that pickles."""
+  if is_alone():
+    return [value]
+  mine = np.frombuffer(pickle.dumps(value), np.uint8)
+  lengths = multihost_utils.process_allgather(np.int32(len(mine)))
+  padded = np.zeros(max(lengths), np.uint8)
+  padded[:len(mine)] = mine
+  every = multihost_utils.process_allgather(padded)
+  return [pickle.loads(x[:n].tobytes()) for x, n in zip(every, lengths)]
 
 
 def largest(value: int) -> int:

@@ -3,25 +3,33 @@
 Admission control: a group of answers is started only if, waiting its turn, it
 can still be trained on. So nothing is generated to be thrown away, and long
 answers are not starved, as they are where late ones are discarded.
+
+Several processes have a generator and a queue each, of an equal share of every
+batch: what one of them does in between, the others need not know.
 """
 
 import collections
 import contextlib
+import functools
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+import jax
 import numpy as np
 from absl import logging
 
 from rl_is.core import checks
 from rl_is.core.types import Batch, Params
+from rl_is.infra import hosts
 from rl_is.infra.preemption import Preemption
 from rl_is.rollout import batching
 from rl_is.rollout.generator import Generator
 from rl_is.rollout.publisher import Publisher, Weights
 
 ORDERS = ("oldest", "freshest")
+# Groups that wait to be trained on, and cursors: of them, and to begin again.
+Snapshot = tuple[list[Batch], dict[str, list[int]]]
 _PATIENCE = 60.0  # seconds between two words about a wait
 _LOOK = 0.2  # seconds between two looks whether the run is told to stop
 
@@ -81,19 +89,28 @@ class Asynchronous:
                stop: Preemption | None = None):
     """From batch `first` to `batches`; what `snapshot` gave; who may end a wait.
 
+    batch_size: of all processes together.
     waiting: groups of a checkpoint, with the cursors of their prompts.
     restart: cursors of the groups that were being generated.
     """
+    processes = jax.process_count()
     self._generator, self._publisher = generator, publisher
     self._stop = stop or Preemption()
     self._order, self._group_size = order, group_size
-    self._groups, self._per_call = batch_size // group_size, groups_per_call
+    self._groups, self._per_call = (
+        batch_size // group_size // processes, groups_per_call)
     self._limits = dict(updates_per_batch=updates_per_batch, max_lag=max_lag)
-    self._batch_size, self._total = batch_size, batches * self._groups
+    self._batch_size = batch_size // processes
     self._trained = first * self._groups
-    self._waiting = list(zip(cursors, waiting, strict=True))
-    begun = self._trained + len(self._waiting) + len(restart)
-    self._cursors = collections.deque([*restart, *range(begun, self._total)])
+    # What is left is dealt out, the oldest first, to however many processes.
+    groups = sorted(zip(cursors, waiting, strict=True),
+                    key=lambda x: (_version(x[1]), x[0]))
+    begun = self._trained * processes + len(groups) + len(restart)
+    to_come = [*sorted(restart), *range(begun, batches * self._groups * processes)]
+    mine = slice(jax.process_index(), None, processes)
+    self._waiting = sorted(groups[mine], key=lambda x: x[0])
+    mine = slice((jax.process_index() - len(groups)) % processes, None, processes)
+    self._cursors, self._next = to_come[mine], 0
     self._running: dict[int, int] = {}  # cursor -> version
     self._failure: BaseException | None = None
     self._stopping = False
@@ -130,6 +147,7 @@ class Asynchronous:
       taken = [x for i, x in enumerate(self._waiting) if i in chosen]
       self._waiting = [x for i, x in enumerate(self._waiting) if i not in chosen]
       self._trained += self._groups
+    taken = sorted(sum(hosts.everyones(taken), []), key=lambda x: x[0])
     batch = batching.join([group for _, group in taken], self._group_size)
     batching.check_lag(batch, now, self._limits["max_lag"])
     return batch
@@ -141,28 +159,43 @@ class Asynchronous:
     while not self._changed.wait_for(
         lambda: self._failure or len(self._waiting) >= self._groups,
         timeout=min(_LOOK, _PATIENCE)):
-      self._stop.check()
+      if hosts.is_alone():  # the others may not be waiting: asked after the batch
+        self._stop.check()
       if time.monotonic() - told >= _PATIENCE:
         told = time.monotonic()
         logging.warning("batch %d waits for the generator, which is at prompts "
                         "%s", n, sorted(self._running))
 
-  def snapshot(self) -> tuple[list[Batch], dict[str, list[int]]]:
-    """What is sampled and not yet trained on, and which prompts are begun."""
+  def snapshot(self) -> Callable[[], Snapshot]:
+    """What is sampled and not yet trained on, and which prompts are begun: as it
+    is now; of all processes, put together when all of them call the result."""
     with self._changed:
-      return [group for _, group in self._waiting], dict(
-          cursors=[cursor for cursor, _ in self._waiting],
-          restart=sorted(self._running))
+      waiting, running, at = list(self._waiting), list(self._running), self._next
+    return functools.partial(self._together, waiting, running, at)
+
+  def _together(self, waiting: list[tuple[int, Batch]], running: list[int],
+                at: int) -> Snapshot:
+    newest = hosts.largest(self._cursors[at - 1] if at else -1)
+    behind = [c for c in self._cursors[at:] if c < newest]  # of a slower process
+    every = hosts.everyones((waiting, running + behind))
+    groups = sorted(sum((w for w, _ in every), []), key=lambda x: x[0])
+    return [group for _, group in groups], dict(
+        cursors=[cursor for cursor, _ in groups],
+        restart=sorted(sum((r for _, r in every), [])))
 
   def metrics(self) -> dict[str, float]:
-    """Of the time since the last call; `depth` is of groups, at the last batch."""
+    """Of the time since the last call; `depth` is of groups, at the last batch.
+
+    Of several processes: what there is, added; seconds, their mean.
+    """
     with self._changed:
       spent, self._spent = self._spent, collections.Counter()
-    return {"rollout/buffer_depth": float(self._depth),
-            "rollout/sampled_tokens": spent["tokens"],
-            "time/generator_s": spent["generator"],
-            "time/generator_wait_s": spent["generator_wait"],
-            "time/learner_wait_s": spent["learner_wait"]}
+    every = hosts.everyones(dict(spent, depth=float(self._depth)))
+    total = lambda name: float(sum(x.get(name, 0.0) for x in every))
+    return {"rollout/buffer_depth": total("depth"),
+            "rollout/sampled_tokens": total("tokens"),
+            **{f"time/{name}_s": total(name) / len(every) for name in (
+                "generator", "generator_wait", "learner_wait")}}
 
   def close(self) -> None:
     """Ends the thread: at once where it waits, else after the call it is in."""
@@ -179,11 +212,13 @@ class Asynchronous:
       while (begun := self._begin()) is not None:
         cursors, weights = begun
         with self._timed("generator"):
+          # One shape: the last call of a resumed run is filled up.
           batch = self._generator.groups(
-              cursors, weights, self._publisher.latest)
+              (cursors * self._per_call)[:self._per_call], weights,
+              self._publisher.latest)
         with self._changed:
           for cursor, group in zip(cursors, batching.groups(
-              batch, self._group_size), strict=True):
+              batch, self._group_size)):
             del self._running[cursor]
             self._waiting.append((cursor, group))
           self._waiting.sort(key=lambda x: x[0])
@@ -197,18 +232,23 @@ class Asynchronous:
   def _begin(self) -> tuple[list[int], Weights] | None:
     """The next prompts and weights, once they may start; None at the end."""
     with self._changed, self._timed("generator_wait"):
-      self._changed.wait_for(lambda: self._stopping or not self._cursors
+      self._changed.wait_for(lambda: self._stopping or self._is_done()
                              or self._may_start())
-      if self._stopping or not self._cursors:
+      if self._stopping or self._is_done():
         return None
       weights = self._publisher.latest()
-      cursors = [self._cursors.popleft() for _ in range(self._per_call)]
+      cursors = self._cursors[self._next:self._next + self._per_call]
+      self._next += len(cursors)
       self._running |= dict.fromkeys(cursors, weights.version)
       return cursors, weights
 
+  def _is_done(self) -> bool:
+    return self._next == len(self._cursors)
+
   def _may_start(self) -> bool:
     begun = self._trained + len(self._waiting) + len(self._running)
-    return may_start((begun + self._per_call) * self._group_size,
+    count = min(self._per_call, len(self._cursors) - self._next)
+    return may_start((begun + count) * self._group_size,
                      self._publisher.latest().version, batch_size=self._batch_size,
                      **self._limits)
 

@@ -61,10 +61,10 @@ def sample(params: Params, verifier: Verifier, problems: Sequence[Problem],
         _swapping(params, prompts, key, version, swaps, latest, **how)
         if swaps and latest else _sample(params, prompts, key, version, **how))
   texts = batching.answers(verifier.task.tokenizer, rollout)
-  mine = hosts.share(len(texts))
+  mine = hosts.share(len(texts), mesh)
   scores = verifier.scores([problems[row // group_size] for row in mine],
                            [texts[row] for row in mine])
-  return rollout, Scores(*(hosts.union(x, len(texts)) for x in scores))
+  return rollout, Scores(*(hosts.union(x, len(texts), mesh) for x in scores))
 
 
 def _swapping(params, prompts, key, version, swaps, latest, *, model, sampling
@@ -104,7 +104,7 @@ class Generator:
     self._group_size, self._record_logp = group_size, record_logp
     self._sample = functools.partial(
         sample, verifier=verifier,
-        key=jax.device_put(key, mesh_lib.replicated(mesh)),
+        key=hosts.move(key, mesh_lib.replicated(mesh), mesh),
         group_size=group_size, model=model,
         prompt_width=verifier.task.max_prompt_tokens, sampling=sampling,
         mesh=mesh, swaps=swaps)

@@ -1,7 +1,7 @@
 """A generator that takes turns with the learner: lag(k), deterministic. Floor 3."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rl_is.core.types import Batch, Params
 from rl_is.infra.preemption import Preemption
@@ -40,9 +40,10 @@ class Lagged:
     self._seconds = time.perf_counter() - began
     return self._queue.pop(n)
 
-  def snapshot(self) -> tuple[list[Batch], dict[str, list[int]]]:
+  def snapshot(self) -> Callable[[], tuple[list[Batch], dict]]:
     """The batches that wait, for a checkpoint; their cursors follow from n."""
-    return self._queue.waiting(), {}
+    waiting = self._queue.waiting()
+    return lambda: (waiting, {})
 
   def metrics(self) -> dict[str, float]:
     return {"rollout/sampled_tokens": self._tokens,

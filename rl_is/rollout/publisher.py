@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from rl_is.core.types import Params
 from rl_is.infra import mesh as mesh_lib
-from rl_is.infra import sharding
+from rl_is.infra import hosts, sharding
 
 # A real copy: the learner donates its state, and a buffer that the sampler
 # still reads must not go with it. (`astype` to the same dtype would alias.)
@@ -49,8 +49,8 @@ class Publisher:
       raise ValueError(f"publish: version: expected > {newest}, got {version}")
     copy = _copy(params)
     if self._mesh is not None:
-      copy = jax.device_put(copy, sharding.place(
-          copy, self._rules, self._mesh, without=("fsdp",)))
+      copy = hosts.move(copy, sharding.place(
+          copy, self._rules, self._mesh, without=("fsdp",)), self._mesh)
     changed = copy
     if self._transform is not None:  # of the copy: what it leaves, it may alias
       with mesh_lib.use(self._mesh):

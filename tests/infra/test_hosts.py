@@ -12,6 +12,8 @@ import jax
 import numpy as np
 import pytest
 
+from infra.test_preemption import prompts_of, stream_of
+
 from configs import addition
 from rl_is import build
 from rl_is.infra import hosts, metrics
@@ -165,6 +167,45 @@ def test_resumed_by_another_number_of_processes(tmp_path):
   codes, told = ends(start(tmp_path, *more, of=1, devices=2))
   assert codes == [0] and f"resuming after step {step}" in told[0]
   assert [r["step"] for r in rows_of(tmp_path)] == list(range(1, 401))
+
+
+ASYNC = ("--config.rollout.mode=async", "--config.objective.preset=tis")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_async_with_max_lag_0_is_the_run_in_turns(tmp_path, devices):
+  """A generator a process, on half of its devices; against one process, lag 0."""
+  codes, told = ends(start(tmp_path / "two", *ASYNC, devices=devices))
+  assert set(codes) == {0}, told[0][-3000:] + told[1][-3000:]
+  codes, told = ends(start(tmp_path / "one", ASYNC[1], of=1, devices=2))
+  assert codes == [0], told[0][-3000:]
+  for got, want in zip(rows_of(tmp_path / "two"), rows_of(tmp_path / "one"),
+                       strict=True):
+    for key, value in want.items():
+      assert got[key] == (value if value is None else pytest.approx(
+          value, rel=1e-4, abs=1e-6)), key
+
+
+@pytest.mark.slow
+def test_async_on_two_processes_is_resumed_by_one_and_by_two(tmp_path):
+  """Every prompt is trained on once, whoever generates it, never too late."""
+  more = [*ASYNC, "--config.train.steps=200", "--config.rollout.max_lag=4",
+          "--config.store.every=1", "--config.rollout.rows_per_call=4",
+          "--config.checkpoint.every=1000"]
+  for of, until in ((2, 20), (1, 100), (2, None)):
+    processes = start(tmp_path, *more, count=of, of=of)
+    while until and len(metrics.read(str(tmp_path))) < until:
+      assert all(p.poll() is None for p in processes)
+      time.sleep(0.02)
+    if until:
+      processes[-1].send_signal(signal.SIGTERM)
+    codes, told = ends(processes)
+    assert set(codes) == {0}, told[0][-3000:]
+  rows = rows_of(tmp_path)
+  assert [r["step"] for r in rows] == list(range(1, 201))
+  assert max(r["rollout/staleness_max"] for r in rows) <= 4
+  assert prompts_of(tmp_path) == stream_of(addition.get_config("tiny"), 200)
 
 
 @pytest.mark.slow

@@ -127,7 +127,7 @@ def test_going_on_skips_no_prompt_and_repeats_none(stop):
   fake = Fake(0.002)
   source = make(fake)
   first = learn(source, 0, stop)
-  waiting, begun = source.snapshot()
+  waiting, begun = source.snapshot()()
   source.close()
   assert begun["cursors"] == [int(g.tokens[0, 0]) for g in waiting]
   again = make(Fake(), first=stop, waiting=waiting, **begun)

@@ -265,9 +265,9 @@ def test_a_learner_that_dies_ends_a_generator_that_may_not_start():
   source = asynchronous_of(Fake())
   source.publish(0, {"w": jax.numpy.zeros(1)})
   deadline = time.monotonic() + 2
-  while len(source.snapshot()[0]) < 4 and time.monotonic() < deadline:
+  while len(source.snapshot()()[0]) < 4 and time.monotonic() < deadline:
     time.sleep(0.01)
-  assert len(source.snapshot()[0]) == 4
+  assert len(source.snapshot()()[0]) == 4
   source.close()
 
 
