@@ -221,9 +221,10 @@ def _header(config: ConfigDict, parts: Parts, workdir: str, start: int) -> None:
                   max_new_tokens=parts.sampling.max_new_tokens)
   shown = dict(config=config.to_dict(), resolved=resolved, **provenance)
   print(json.dumps(shown, indent=1, default=str), file=sys.stderr)
-  with (epath.Path(workdir) / "provenance.jsonl").open("a") as file:
-    file.write(json.dumps(dict(after_step=start, **provenance,
-                               resolved=resolved), default=str) + "\n")
+  file = epath.Path(workdir) / "provenance.jsonl"
+  before = file.read_text() if file.exists() else ""
+  workdir_lib.write_text(file, before + json.dumps(
+      dict(after_step=start, **provenance, resolved=resolved), default=str) + "\n")
 
 
 def _begin(config: ConfigDict, parts: Parts, workdir: str,

@@ -46,7 +46,7 @@ class Checkpoints:
     self._step = None  # of the one saved or restored last: known to be good
     logging.get_absl_logger().addFilter(_is_told)
     self._manager = ocp.CheckpointManager(
-        os.path.join(os.path.abspath(workdir), "checkpoints"),
+        os.path.join(_absolute(workdir), "checkpoints"),
         options=ocp.CheckpointManagerOptions(
             max_to_keep=keep, create=True, read_only=keep is None,
             enable_async_checkpointing=True))
@@ -199,9 +199,14 @@ def digest(params: Any) -> str:
 def save_params(path: str, params: Any) -> None:
   """Parameters alone, for a warm start that several runs share."""
   with ocp.StandardCheckpointer() as checkpointer:
-    checkpointer.save(os.path.abspath(path), params)
+    checkpointer.save(_absolute(path), params)
 
 
 def restore_params(path: str, abstract_params: Any) -> Any:
   with ocp.StandardCheckpointer() as checkpointer:
-    return checkpointer.restore(os.path.abspath(path), abstract_params)
+    return checkpointer.restore(_absolute(path), abstract_params)
+
+
+def _absolute(path: str) -> str:
+  """As orbax wants it; gs://... is."""
+  return str(path) if "://" in str(path) else os.path.abspath(path)

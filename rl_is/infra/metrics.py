@@ -7,6 +7,7 @@ import os
 from etils import epath
 
 from rl_is.infra import hosts
+from rl_is.infra import workdir as workdir_lib
 
 
 class MetricsWriter:
@@ -25,18 +26,26 @@ class MetricsWriter:
           f"{self._path}: expected a row for each of steps 1 to {after_step}, "
           f"which the checkpoint is of, got {len(kept)}")
     self.last = kept[-1] if kept else {}
-    self._file = self._board = None  # of several processes the first writes
-    if hosts.is_first():
-      _replace(self._path, "".join(json.dumps(row) + "\n" for row in kept))
+    self._text = "".join(json.dumps(row) + "\n" for row in kept)
+    self._file = self._board = None
+    if not hosts.is_first():  # of several processes the first writes
+      return
+    workdir_lib.write_text(self._path, self._text)
+    if "://" not in str(workdir):
       self._file = self._path.open("a")
-      self._board = _board(workdir, after_step) if tensorboard else None
+    self._board = _board(workdir, after_step) if tensorboard else None
 
   def write(self, step: int, values: dict[str, float]) -> None:
-    if self._file is None:
+    if not hosts.is_first():
       return
     row = {name: _finite(value) for name, value in values.items()}
-    self._file.write(json.dumps({"step": step, **row}) + "\n")
-    self._file.flush()
+    line = json.dumps({"step": step, **row}) + "\n"
+    if self._file:
+      self._file.write(line)
+      self._file.flush()
+    else:  # nothing is added to what lies in an object store
+      self._text += line
+      workdir_lib.write_text(self._path, self._text)
     if self._board:
       for name, value in row.items():
         if isinstance(value, (int, float)):
@@ -69,12 +78,6 @@ def _finite(value):
   if isinstance(value, str) or value is None:
     return value
   return value if math.isfinite(value) else None
-
-
-def _replace(path: epath.Path, text: str) -> None:
-  temporary = path.parent / (path.name + ".tmp")
-  temporary.write_text(text)
-  temporary.replace(path)
 
 
 def _board(workdir: str, after_step: int):

@@ -74,10 +74,14 @@ def lock(path: str):
 
 
 def write_json(file: os.PathLike, value: Any) -> None:
+  write_text(file, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def write_text(file: os.PathLike, text: str) -> None:
   """Whole or not at all: written beside, then renamed."""
   file = epath.Path(file)
   temporary = file.parent / (file.name + ".tmp")
-  temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+  temporary.write_text(text)
   temporary.replace(file)
 
 

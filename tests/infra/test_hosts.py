@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 
 from infra.test_preemption import prompts_of, stream_of
+from rollout.test_asynchronous import Fake, fake_groups, make
 
 from configs import addition
 from rl_is import build
 from rl_is.infra import hosts, metrics
 from rl_is.infra import mesh as mesh_lib
 from rl_is.infra.checkpoint import Checkpoints
+from rl_is.rollout import generator
+from rl_is.rollout.verify import Scores
 
 ROOT = pathlib.Path(__file__).parents[2]
 # What a test does to one of the processes, before the command begins.
@@ -276,3 +279,70 @@ def test_alone_nothing_is_asked_of_others(monkeypatch):
   with pytest.raises(KeyError), hosts.together():
     raise KeyError
   assert done == [1]
+
+
+class Verdicts:
+  """A verifier for `generator.sample`: the rewards that a process has."""
+
+  def __init__(self, task, reward):
+    self.task, self._reward = task, reward
+
+  def scores(self, problems, texts):
+    rows = len(texts)
+    return Scores(np.full(rows, self._reward, np.float32), np.zeros(rows, bool))
+
+
+def test_F05_what_is_asked_of_others_does_not_depend_on_what_one_has(
+    monkeypatch, one_device):
+  """One process has no valid answer: it must ask as often as the others do."""
+  config = addition.get_config("tiny").unlock()
+  config.objective.preset = "ppo"
+  parts = build.build(config, devices=one_device)
+  task, params = parts.task, parts.model.init(jax.random.key(0))
+  asked = []
+  monkeypatch.setattr(hosts, "is_alone", lambda mesh=None: False)
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  monkeypatch.setattr(hosts.multihost_utils, "process_allgather", lambda x: (
+      asked[-1].append(np.shape(x)), np.stack([x, x]))[1])
+  for process, reward in ((0, 1.0), (1, np.nan)):
+    monkeypatch.setattr(jax, "process_index", lambda i=process: i)
+    asked.append([])
+    _, scores = generator.sample(
+        params, Verdicts(task, reward), task.train[:2], [0, 1],
+        jax.random.key(1), 0, group_size=4, model=parts.model,
+        prompt_width=task.max_prompt_tokens, sampling=parts.sampling,
+        mesh=parts.mesh)
+    assert scores.reward.shape == (8,)
+  assert asked[0] == asked[1] and len(asked[0]) == 2  # rewards, failures
+
+
+def test_F06_a_meeting_is_named_by_its_purpose_not_by_a_count(monkeypatch):
+  """What one process did more before must not part them."""
+  met = []
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  monkeypatch.setattr(hosts.multihost_utils, "sync_global_devices", met.append)
+
+  def tidy():
+    pass
+
+  for _ in range(2):
+    hosts.first(tidy)
+  assert met[0] == met[1] and "tidy" in met[0]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_what_is_left_is_dealt_out_whoever_had_it(monkeypatch, processes):
+  """3 groups wait and 2 are begun again, of 4 x 3 behind the first batch."""
+  waiting = [fake_groups([c], version) for c, version in ((4, 2), (7, 1), (5, 0))]
+  monkeypatch.setattr(jax, "process_count", lambda: processes)
+  had, left = [], []
+  for i in range(processes):
+    monkeypatch.setattr(jax, "process_index", lambda i=i: i)
+    source = make(Fake(), batch_size=8, batches=4, first=1, waiting=waiting,
+                  cursors=[4, 7, 5], restart=[8, 6])
+    had += [cursor for cursor, _ in source._waiting]
+    left += source._cursors
+    assert len(source._waiting) + len(source._cursors) == 12 // processes
+    assert sorted(source._cursors) == source._cursors
+  assert sorted(had) == [4, 5, 7]
+  assert sorted(left) == [6, *range(8, 16)]
