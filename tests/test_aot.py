@@ -229,6 +229,34 @@ def test_smoke(topology, devices):
   assert json.loads(json.dumps(found)) == found
 
 
+@has_libtpu
+@pytest.mark.parametrize("sizes", [(2, 4, 1), (-1, 2, 1), (4, 1, 2)])
+def test_slices_lie_along_data(sizes):
+  """Between them the network is slow: only gradients are summed over it."""
+  devices = aot.devices_of("v5e:2x2", slices=2)
+  mesh = mesh_lib.make(dict(zip(mesh_lib.AXES, sizes)), devices)
+  half = mesh.shape["data"] // 2
+  for i, part in enumerate((mesh.devices[:half], mesh.devices[half:])):
+    assert {d.slice_index for d in part.flat} == {i}
+  with pytest.raises(ValueError, match="mesh data = 1 .* slices = 2; .* valid: 2"):
+    mesh_lib.make(dict(data=1, fsdp=8, tensor=1), devices)
+
+
+@has_libtpu
+@pytest.mark.slow
+def test_smoke_of_two_slices():
+  """State as on one; the gradients of 1/4 of the parameters are summed over both."""
+  config = qwen3_0p6b.get_config()
+  one = aot.report(config, "v5e:2x2", smoke=True)
+  config.mesh.data = 2
+  two = aot.report(config, "v5e:2x2", slices=2, smoke=True)
+  assert two["devices"] == 8 and two["mesh"] == dict(data=2, fsdp=4, tensor=1)
+  assert two["programs"]["train_step"]["arguments"] == pytest.approx(
+      one["programs"]["train_step"]["arguments"], rel=0.01)
+  summed = two["programs"]["train_step"]["collectives"]["kinds"]["all-reduce"]
+  assert summed["bytes"] >= 4 * two["parameters"] / 4
+
+
 def test_the_pod_configs_are_whole():
   for module in (qwen3_0p6b, qwen3_8b):
     config = module.get_config("lag=8")
