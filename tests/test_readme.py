@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -83,6 +84,21 @@ def test_python_blocks_run(code, tmp_path, request):
   out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True,
                        capture_output=True, env=dict(os.environ, XLA_FLAGS=""))
   assert out.returncode == 0, out.stderr[-2000:]
+
+
+@pytest.mark.skipif(shutil.which("xpk") is None,
+                    reason="xpk is not installed: pip install xpk")
+def test_the_workloads_of_gke_are_made(tmp_path):
+  """In the shell as written, but for a dry run that asks nobody."""
+  loop, = [b for b in blocks("console") if "xpk workload" in b]
+  loop = loop.replace("xpk workload create", "xpk workload create --dry-run "
+                      "--skip-validation --project=P --zone=us-west4-a")
+  out = subprocess.run(["bash", "-ec", loop], cwd=tmp_path, text=True,
+                       capture_output=True)
+  assert out.returncode == 0, out.stdout[-2000:] + out.stderr[-2000:]
+  for eps in ("0.1", "0.2", "0.3"):
+    assert f"--config.objective.constants.eps_high={eps} " in out.stdout
+    assert f"name: eps-{eps.replace('.', 'p')}" in out.stdout
 
 
 def test_paths_exist():
