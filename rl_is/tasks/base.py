@@ -11,8 +11,10 @@ import math
 import numbers
 from collections.abc import Callable, Iterable
 
+import jax.numpy as jnp
 import numpy as np
 
+from rl_is.core.types import Array
 from rl_is.tasks import tokenizer as tokenizer_lib
 
 
@@ -29,11 +31,41 @@ class Problem:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExactArrays:
+  """A verifier as arrays, for programs that hold a whole training run.
+
+  1 where the answer's text is the demonstration's, else 0: of tokenizers with an
+  id a character.
+  """
+  tokenizer: tokenizer_lib.CharTokenizer
+  width: int  # of the longest demonstration
+
+  def answer(self, problem: Problem) -> np.ndarray:
+    """[A] ids, -1 behind the last."""
+    ids = self.tokenizer.encode(problem.answer)
+    return np.asarray(ids + [-1] * (self.width - len(ids)), np.int32)
+
+  def reward(self, tokens: Array, mask: Array, answers: Array) -> Array:
+    """tokens, mask [B, T] of the sampled answers; answers [B, A] -> [B]."""
+    eos = jnp.asarray(self.tokenizer.eos_ids)[None, None]
+    is_eos = mask & (tokens[..., None] == eos).any(axis=-1)
+    before = jnp.cumsum(is_eos, axis=1) == 0
+    said = mask & before & (tokens >= self.tokenizer.num_special)
+    place = jnp.cumsum(said, axis=1) - 1
+    wanted = jnp.take_along_axis(
+        answers, jnp.clip(place, 0, self.width - 1), axis=1)
+    right = jnp.where(said, (tokens == wanted) & (place < self.width), True)
+    whole = said.sum(axis=1) == (answers >= 0).sum(axis=1)
+    return (right.all(axis=1) & whole).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
 class Task:
   """Problems on two disjoint sides and a verifier.
 
   `verify(problem, text)` is a score, or None where it cannot score (it
   abstains). It is called from several threads. Read it through `reward`.
+  `arrays`, if there is one, gives the same scores inside a program.
   """
   name: str
   tokenizer: tokenizer_lib.Tokenizer
@@ -41,6 +73,7 @@ class Task:
   heldout: tuple[Problem, ...]
   verify: Callable[[Problem, str], float | None]
   num_too_long: int = 0  # problems left out by a limit on the prompt
+  arrays: ExactArrays | None = None
 
   def __post_init__(self):
     if not self.train:

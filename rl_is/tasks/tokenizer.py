@@ -55,6 +55,7 @@ class CharTokenizer:
 
   pad_id = _PAD
   bos_id = _BOS
+  num_special = _NUM_SPECIAL  # ids below it stand for no character
 
   def __post_init__(self):
     if not self.alphabet:

@@ -34,8 +34,7 @@ def addition(digits: int = 2) -> base.Task:
                    _reversed(a + b, 1))
       for a, b in itertools.product(range(10**digits), repeat=2))
   train, heldout = base.split(problems)
-  return base.Task("addition", tokenizer.CharTokenizer("0123456789+="),
-                   train, heldout, _exact)
+  return _task("addition", "0123456789+=", train, heldout)
 
 
 def spell_backward(
@@ -44,9 +43,14 @@ def spell_backward(
   _check_words(num_words, min_len, max_len)
   words = itertools.islice(_distinct_words(min_len, max_len), num_words)
   train, heldout = base.split(base.Problem(f"{w}=", w[::-1]) for w in words)
-  return base.Task(
-      "spell_backward", tokenizer.CharTokenizer(string.ascii_lowercase + "="),
-      train, heldout, _exact)
+  return _task("spell_backward", string.ascii_lowercase + "=", train, heldout)
+
+
+def _task(name: str, alphabet: str, train, heldout) -> base.Task:
+  chars = tokenizer.CharTokenizer(alphabet)
+  longest = max(len(p.answer) for p in train + heldout)
+  return base.Task(name, chars, train, heldout, _exact,
+                   arrays=base.ExactArrays(chars, longest))
 
 
 def _exact(problem: base.Problem, text: str) -> float:

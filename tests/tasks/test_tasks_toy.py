@@ -1,5 +1,8 @@
 """Addition and words: literal problems, demonstrations, determinism."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 from rl_is.tasks import base
@@ -122,3 +125,43 @@ def test_demonstrations_score_one_through_the_tokenizer(name, request):
     ids = tok.encode(problem.answer) + [tok.eos_ids[0]]
     assert base.reward(task, problem, tok.decode(ids)) == 1.0
     assert len(tok.encode_prompt(problem.prompt)) <= task.max_prompt_tokens
+
+
+@pytest.mark.parametrize("task,eos", [
+    (toy.addition(2), None), (toy.spell_backward(64), None),
+    (toy.addition(1), (5, 2))])  # "2" ends an answer too
+def test_the_verifier_as_arrays_is_the_verifier(task, eos):
+  """Right, wrong, too long, cut, with specials inside, behind an EOS, masked."""
+  chars = task.tokenizer if eos is None else dataclasses.replace(
+      task.tokenizer, eos_ids=eos)
+  arrays = dataclasses.replace(task.arrays, tokenizer=chars)
+  r = np.random.default_rng(0)
+  T = arrays.width + 4
+  rows, masks, problems = [], [], []
+  for problem in task.train[:40]:
+    ids = [i for i in task.tokenizer.encode(problem.answer)]
+    for kind in range(7):
+      row = list(ids)
+      if kind == 1:
+        row[r.integers(len(row))] = int(r.integers(3, chars.vocab_size))
+      if kind == 2:
+        row = row + [3]
+      if kind == 3:
+        row = row[:-1]
+      if kind == 4:
+        row.insert(int(r.integers(len(row) + 1)), int(r.integers(0, 2)))
+      row = row + [2] if kind != 5 else row
+      if kind == 6:
+        row = row + [4]
+      at = int(r.integers(0, T - len(row) + 1)) if len(row) < T else 0
+      full = r.integers(0, chars.vocab_size, T)  # junk around it, masked
+      full[at:at + len(row)] = row[:T - at]
+      mask = np.zeros(T, bool)
+      mask[at:at + len(row)] = True
+      rows.append(full), masks.append(mask), problems.append(problem)
+  rows, masks = np.asarray(rows, np.int32), np.asarray(masks)
+  got = arrays.reward(rows, masks, np.stack([arrays.answer(p) for p in problems]))
+  want = [task.verify(p, chars.decode(row[mask]))
+          for p, row, mask in zip(problems, rows, masks)]
+  np.testing.assert_array_equal(got, want)
+  assert 0 < np.mean(want) < 1
