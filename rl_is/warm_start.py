@@ -48,10 +48,10 @@ def params(config: ConfigDict, parts: Parts, workdir: str,
   if config.warm_start.weights:
     return hf.load(config.warm_start.weights, parts.model, placed)
   path = epath.Path(config.warm_start.path or f"{workdir}/warm_start")
-  identity = _identity(config)
+  ours = identity(config)
   def claim():
     _check_ours(path)
-    workdir_lib.claim(path, identity, name=_IDENTITY)
+    workdir_lib.claim(path, ours, name=_IDENTITY)
 
   hosts.first(claim)
   with workdir_lib.lock(path) if hosts.is_first() else contextlib.nullcontext():
@@ -77,7 +77,7 @@ def _check_ours(path: epath.Path) -> None:
                      f"start (no {_IDENTITY}); give another directory")
 
 
-def _identity(config: ConfigDict) -> dict:
+def identity(config: ConfigDict) -> dict:
   """What the parameters follow from: two runs may share them if it is equal."""
   c = config.to_dict()
   del c["warm_start"]["path"]

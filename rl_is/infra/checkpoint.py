@@ -170,7 +170,8 @@ def _sum_of_bits(tree: Any) -> jax.Array:
   """
   total = jnp.uint32(0)
   for x in jax.tree.leaves(tree):
-    bits = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+    bits = x if x.dtype == bool else lax.bitcast_convert_type(
+        x, f"uint{8 * x.dtype.itemsize}")
     place = sum((lax.broadcasted_iota(jnp.uint32, x.shape, i)
                  * jnp.uint32(math.prod(x.shape[i + 1:]) % 2**32)
                  for i in range(x.ndim)), jnp.uint32(0))
