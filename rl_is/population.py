@@ -208,8 +208,9 @@ class Population:
   def advance(self, first: int) -> dict[str, Any]:
     """A chunk of steps from `first`; what came of them, numpy, [members, chunk]."""
     with jax.set_mesh(self._mesh):
-      self.carry, out = _advance(self.carry, *self._arguments(first),
-                                 how=self.how, mesh=self._mesh)
+      carry, out = _advance(self.carry, *self._arguments(first), how=self.how,
+                            mesh=self._mesh)
+    self.carry = self._place(carry)  # where it is; but jit would name it anew
     return jax.tree.map(lambda x: x[:self.count], jax.device_get(out))
 
   def ends(self) -> list[int]:
@@ -332,23 +333,38 @@ def _learn(state: State, *, ref: Params | None, batch: Batch, n: Array,
   key = jax.random.fold_in(member.learner_key, version)
   common = dict(objective=how.objective, model=how.model,
                 microbatches=how.microbatches)
-  minibatches = step_lib.prepare_batch(
-      state.params, ref, batch.replace(version_now=jnp.full(
-          batch.reward.shape, version, jnp.int32)), member.constants, key,
-      **common)
+  batch = batch.replace(version_now=jnp.full(
+      batch.reward.shape, version, jnp.int32))
+  minibatches = _apart(functools.partial(step_lib.prepare_batch, **common), n)(
+      state.params, ref, batch, member.constants, key)
 
-  def update(state, u):
+  def update(state, minibatch, key):
     state, metrics = step_lib.train_step(
-        state, minibatches[u], member.constants, jax.random.fold_in(key, u),
-        tx=how.tx, warmup_updates=how.warmup_updates, **common)
+        state, minibatch, member.constants, key, tx=how.tx,
+        warmup_updates=how.warmup_updates, **common)
     return state, metrics, (metrics["update/first_bad"].largest >= 0) | (
         metrics["update/nonfinite"].largest > 0)
 
-  state, total, broke = update(state, 0)
+  state, total, broke = _apart(update, n)(
+      state, minibatches[0], jax.random.fold_in(key, 0))
   for u in range(1, U):  # after one that broke, none is made
     state, metrics, broke = lax.cond(
-        broke, lambda s, total=total: (s, jax.tree.map(
-            jnp.zeros_like, total), jnp.bool_(True)),
-        lambda s, u=u: update(s, u), state)
+        broke, lambda s, *args, total=total: (s, jax.tree.map(
+            jnp.zeros_like, total), jnp.bool_(True)), update, state,
+        minibatches[u], jax.random.fold_in(key, u))
     total = {name: total[name] + metrics[name] for name in metrics}
   return state, total, broke
+
+
+def _apart(fn: Callable, n: Array) -> Callable:
+  """`fn` as a program of its own inside the program, as in the main loop.
+
+  Else XLA fuses over its borders, and the last bits are other ones. A branch is
+  never fused with what is around it; n >= 0 holds, but the compiler cannot know.
+  """
+  def apart(*args):
+    out = jax.eval_shape(fn, *args)
+    return lax.cond(n >= 0, fn, lambda *args: jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), out), *args)
+
+  return apart
