@@ -1,0 +1,178 @@
+"""A sweep file: its points, each once, as populations; done ones are skipped."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from configs import addition
+from experiments import run_sweep
+from rl_is import sweep as sweep_lib
+from rl_is import overrides
+
+ROOT = pathlib.Path(__file__).parents[2]
+FILE = """
+from configs import addition
+def get_config(arg=None):
+  config = addition.get_config("tiny").unlock()
+  config.warm_start.steps = 0
+  config.evaluate.prompts = 4
+  return config.lock()
+def sweep(add):
+  for cap in (1.0, 4.0):
+    add({"objective.preset": "tis", "objective.constants.cap": cap}, seeds=(0, 1))
+  add({"objective.constants.cap": 4.0, "objective.preset": "tis"}, seeds=[1])
+  add({"objective.preset": "pg", "rollout.mode": "async"})
+"""
+
+
+def small():
+  return addition.get_config("tiny")
+
+
+def test_points_are_named_by_their_overrides_whatever_the_order(capsys):
+  def sweep(add):
+    add({"rollout.lag": 2, "objective.preset": "tis"}, seeds=(0, 1))
+    add({"objective.preset": "tis", "rollout.lag": 2}, seeds=[1])
+    add({"objective.preset": "tis", "rollout.lag": 4})
+
+  points = run_sweep.points_of(sweep, small())
+  assert [p.seed for p in points] == [0, 1, 0]
+  assert points[0].id == points[1].id != points[2].id
+  assert points[0].id == "b6633be5be"  # the same on every machine
+  assert "1 points stand twice" in capsys.readouterr().err
+  assert points[2].config.rollout.lag == 4 and small().rollout.lag == 0
+
+
+@pytest.mark.parametrize("changes,word", [
+    ({"objective.constants.capp": 1.0}, "did you mean .*objective.constants.cap"),
+    ({"rollout.lag": "x"}, "expected an integer")])
+def test_a_wrong_point_is_refused_before_anything_runs(changes, word):
+  with pytest.raises(ValueError, match=word):
+    run_sweep.points_of(lambda add: add(changes), small())
+  with pytest.raises(ValueError, match="at least 1 point"):
+    run_sweep.points_of(lambda add: None, small())
+
+
+def test_structures_are_groups():
+  def sweep(add):
+    for preset in ("pg", "tis"):
+      for lag in (0, 2):
+        add({"objective.preset": preset, "rollout.lag": lag}, seeds=(0, 1))
+    add({"rollout.mode": "async"})
+
+  groups, alone = run_sweep.grouped(run_sweep.points_of(sweep, small()))
+  assert [len(g) for g in groups] == [4, 4]
+  assert {p.overrides["objective.preset"] for p in groups[0]} == {"pg"}
+  assert [p.overrides for p in alone] == [{"rollout.mode": "async"}]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+  """The file above, by the command: 4 points of a structure, and one alone."""
+  path = tmp_path_factory.mktemp("sweep")
+  (path / "file.py").write_text(FILE)
+  out = command(path)
+  assert out.returncode == 0, out.stderr[-3000:]
+  return path, out
+
+
+def command(path, *more):
+  return subprocess.run(
+      [sys.executable, "-m", "experiments.run_sweep",
+       f"--config={path / 'file.py'}", f"--workdir={path / 'out'}", *more],
+      cwd=ROOT, text=True, capture_output=True,
+      env=dict(os.environ, XLA_FLAGS=""))
+
+
+def test_the_tables_are_read_by_pandas(swept):
+  path, out = swept
+  assert "1 points stand twice" in out.stderr
+  table = pd.read_parquet(path / "out" / "results.parquet")
+  assert len(table) == 5 * 6 and sorted(table.step.unique()) == [1, 2, 3, 4, 5, 6]
+  caps = table.groupby("objective.constants.cap").point.nunique()
+  assert caps.to_dict() == {1.0: 1, 4.0: 1}
+  summary = pd.read_csv(path / "out" / "summary.csv")
+  assert len(summary) == 5 and (summary.steps == 6).all()
+  rewards = table[table.point == summary.point[0]].groupby("seed")[
+      "reward/mean"].mean()
+  assert rewards[0] == pytest.approx(summary.auc[0])
+  csv = pd.read_csv(path / "out" / "results.csv")
+  assert list(csv.columns) == list(table.columns) and len(csv) == len(table)
+
+
+def test_what_is_done_is_not_done_again(swept, monkeypatch):
+  path, _ = swept
+  before = pd.read_parquet(path / "out" / "results.parquet")
+  out = command(path)
+  assert out.returncode == 0 and "5 points, 5 of them finished" in out.stderr
+  assert "step" not in out.stderr
+  pd.testing.assert_frame_equal(
+      before, pd.read_parquet(path / "out" / "results.parquet"))
+
+
+def test_other_code_is_said_and_another_config_refused(swept, caplog):
+  path, _ = swept
+  workdir = str(path / "out")
+  namespace = {}
+  exec(FILE, namespace)
+  points = run_sweep.points_of(namespace["sweep"], namespace["get_config"]())
+  file = path / "out" / "points" / points[0].name / "done.json"
+  text = file.read_text()
+  file.write_text(json.dumps(json.loads(text) | dict(git="0123456789abcdef")))
+  run_sweep.Sweep(workdir, points).say()
+  assert "made by other code (0123456789ab; now " in caplog.text
+  file.write_text(text)
+  overrides.apply(points[0].config, "train.steps", 7)
+  with pytest.raises(ValueError, match="train.steps: 6 there, 7 now"):
+    run_sweep.Sweep(workdir, points)
+
+
+def test_what_was_cut_goes_on_beside_what_is_new(tmp_path, monkeypatch):
+  """A population that was begun keeps its members; a new point is another one."""
+  ran = []
+  monkeypatch.setattr(sweep_lib, "run", lambda members, directory, label: (
+      ran.append((sorted(members), directory)), {
+          name: sweep_lib.Result(6, None, {}) for name in members})[1])
+
+  def points(*lags):
+    return run_sweep.points_of(
+        lambda add: [add({"rollout.lag": lag}) for lag in lags], small())
+
+  old = points(0, 2)
+  begun = run_sweep.Sweep(str(tmp_path), old)
+  directory = begun._population([p.name for p in old])
+  os.makedirs(directory)
+  pathlib.Path(directory, "population.json").write_text(
+      json.dumps({p.name: {} for p in old}))
+  new = points(0, 2, 4)
+  run_sweep.Sweep(str(tmp_path), new).run([new], [])
+  assert [names for names, _ in ran] == [
+      sorted(p.name for p in old), [new[2].name]]
+  assert ran[0][1] == directory
+  assert not run_sweep.Sweep(str(tmp_path), new).left
+
+
+def test_a_dry_run_says_what_there_is_and_does_nothing(swept):
+  path, _ = swept
+  out = command(path, "--dry_run", f"--workdir={path / 'elsewhere'}")
+  assert out.returncode == 0, out.stderr
+  assert "1 structures, 4 runs: about" in out.stdout and "cap=4.0" in out.stdout
+  assert not (path / "elsewhere").exists()
+
+
+def test_the_sweeps_of_the_repository_are_whole():
+  import runpy
+  for file in sorted((ROOT / "configs" / "sweeps").glob("*.py")):
+    if file.name == "toy.py":
+      continue
+    found = runpy.run_path(str(file))
+    points = [p for p in run_sweep.points_of(
+        found["sweep"], found["get_config"]()) if p.seed == 0]
+    groups, alone = run_sweep.grouped(points)
+    assert not alone and sum(map(len, groups)) == len(points), file
+    assert "python -m experiments.run_sweep" in found["__doc__"]
