@@ -50,3 +50,11 @@ def test_async_loop_prints_one_object():
   got = printed("async_loop", "--steps=3")
   assert got["devices"] == 2 and 0 < got["overlap_efficiency"] < 2
   assert 0 <= got["learner_wait_share"] <= 1
+
+
+@pytest.mark.slow
+def test_sweep_prints_one_object():
+  got = printed("sweep", "--tiny", "--variants=2", "--steps=3")
+  assert got["same_rewards"] and got["variants"] == 2
+  assert got["speedup_vs_processes"] > 0 and got["speedup_vs_loop"] > 0
+  assert got["bytes_a_member_carried"] > 0
