@@ -34,7 +34,7 @@ th button {{ all: unset; cursor: pointer; }}
 th button:focus-visible {{ outline: 2px solid #0072B2; }}
 .pass {{ color: #00694b; font-weight: 700; }}
 .fail {{ color: #b03a00; font-weight: 700; }}
-input {{ font: inherit; padding: .3rem .5rem; width: 100%; max-width: 24rem; }}
+input {{ font: inherit; box-sizing: border-box; padding: .3rem .5rem; width: 100%; max-width: 24rem; }}
 pre {{ overflow-x: auto; background: #f7f7f7; padding: .6rem; }}
 </style></head><body>
 <h1>{title}</h1>

@@ -104,7 +104,7 @@ class Sweep:
   """A directory of points: which are done, how the others get done."""
 
   def __init__(self, workdir: str, points: Sequence[Point]):
-    self._workdir, self._points = workdir, points
+    self._workdir, self.points = workdir, points
     self.commit = workdir_lib.provenance()["git"]
     self.left = [p for p in points if not self._is_done(p)]
 
@@ -131,9 +131,9 @@ class Sweep:
     return True
 
   def say(self) -> None:
-    other = {self.done(p)["git"] for p in self._points
+    other = {self.done(p)["git"] for p in self.points
              if p not in self.left} - {self.commit}
-    print(f"{len(self._points)} points, {len(self._points) - len(self.left)} of "
+    print(f"{len(self.points)} points, {len(self.points) - len(self.left)} of "
           "them finished", file=sys.stderr)
     if other:
       logging.warning("finished points were made by other code (%s; now %s)",
@@ -187,7 +187,7 @@ class Sweep:
   def rows(self) -> list[dict[str, Any]]:
     """Of all finished points: overrides, seed, step, metrics."""
     out = []
-    for point in self._points:
+    for point in self.points:
       if os.path.exists(self._done_file(point)):
         record = self.done(point)
         out += [{"point": point.id, **point.overrides, "seed": point.seed, **row}
@@ -197,7 +197,7 @@ class Sweep:
 
   def summary(self) -> list[dict[str, Any]]:
     out = []
-    for point in self._points:
+    for point in self.points:
       if not os.path.exists(self._done_file(point)):
         continue
       record = self.done(point)
@@ -219,7 +219,9 @@ def write_tables(workdir: str, sweep: Sweep) -> list[str]:
   from pyarrow import csv, parquet
   paths = []
   for name, rows in (("results", sweep.rows()), ("summary", sweep.summary())):
-    columns = list(dict.fromkeys(k for row in rows for k in row))
+    varied = [k for point in sweep.points for k in point.overrides]
+    columns = list(dict.fromkeys(
+        ["point", *varied, "seed", *(k for row in rows for k in row)]))
     table = pyarrow.table({k: pyarrow.array([row.get(k) for row in rows])
                            for k in columns})
     path = os.path.join(workdir, name)

@@ -36,11 +36,6 @@ def by(rows: Rows, *keys: str) -> dict[tuple, list[Mapping]]:
   return out
 
 
-def outcome(rows: Rows, key: str = "final") -> stats.Estimate:
-  """Over the seeds; a run that broke counts with what it reached."""
-  return stats.mean([row[key] for row in rows if row[key] is not None])
-
-
 def against(ax, series: Mapping[str, Mapping[float, stats.Estimate]],
             colors: Mapping[str, str], *, log: bool = True) -> None:
   """A line a name over a constant, 95 % intervals; infinity stands at the right."""
