@@ -71,7 +71,7 @@ def stored(tmp_path_factory):
   return path
 
 
-@pytest.mark.parametrize("code", blocks("python"), ids=["store", "own", "import"])
+@pytest.mark.parametrize("code", blocks("python"), ids=["store", "sweep", "own", "import"])
 def test_python_blocks_run(code, tmp_path, request):
   """As written, except that the run is shrunk and put aside."""
   if "runs/gspo" in code:
@@ -99,6 +99,15 @@ def test_the_workloads_of_gke_are_made(tmp_path):
   for eps in ("0.1", "0.2", "0.3"):
     assert f"--config.objective.constants.eps_high={eps} " in out.stdout
     assert f"name: eps-{eps.replace('.', 'p')}" in out.stdout
+
+
+def test_the_sweep_file_is_one():
+  from experiments import run_sweep
+  found = {}
+  exec(next(b for b in blocks("python") if "def sweep" in b), found)
+  points = run_sweep.points_of(found["sweep"], found["get_config"]())
+  groups, alone = run_sweep.grouped(points)
+  assert [len(g) for g in groups] == [16] and not alone
 
 
 def test_paths_exist():
