@@ -7,7 +7,9 @@ The file has `get_config(arg)` and `sweep(add)`, which calls `add(overrides,
 seeds=range(n))` for each point. Finished points are skipped, what was cut goes
 on. Writes `results.parquet` and `.csv` (a row a point, seed and step) and
 `summary.csv` (a row a point and seed). `--dry_run` only says what there is to do
-and for about how long. Floor 5.
+and for about how long. `--launcher=slurm` submits a job a structure (needs the
+package submitit), `--launcher=xpk` prints the commands that do so on GKE; called
+again without, it makes the tables of what they finished. Floor 5.
 """
 
 import copy
@@ -16,6 +18,7 @@ import hashlib
 import json
 import os
 import runpy
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,6 +37,7 @@ from rl_is import command, overrides
 from rl_is import population as population_lib
 from rl_is import sweep as sweep_lib
 from rl_is import train
+from rl_is.core import checks
 from rl_is.infra import metrics
 from rl_is.infra import workdir as workdir_lib
 from rl_is.population import Population
@@ -108,6 +112,9 @@ class Sweep:
     self.commit = workdir_lib.provenance()["git"]
     self.left = [p for p in points if not self._is_done(p)]
 
+  def finished(self) -> list[Point]:
+    return [p for p in self.points if os.path.exists(self._done_file(p))]
+
   def _done_file(self, point: Point) -> str:
     return os.path.join(self._workdir, "points", point.name, "done.json")
 
@@ -131,13 +138,20 @@ class Sweep:
     return True
 
   def say(self) -> None:
-    other = {self.done(p)["git"] for p in self.points
-             if p not in self.left} - {self.commit}
-    print(f"{len(self.points)} points, {len(self.points) - len(self.left)} of "
-          "them finished", file=sys.stderr)
+    finished = self.finished()
+    other = {self.done(p)["git"] for p in finished} - {self.commit}
+    print(f"{len(self.points)} points, {len(finished)} of them finished",
+          file=sys.stderr)
     if other:
       logging.warning("finished points were made by other code (%s; now %s)",
                       ", ".join(sorted(c[:12] for c in other)), self.commit[:12])
+
+  def keep(self, names: Sequence[str]) -> None:
+    """Of what is left, only these."""
+    known = {p.name for p in self.points}
+    for name in names:
+      checks.choice("--only", name, known)
+    self.left = [p for p in self.left if p.name in names]
 
   def run(self, groups: Sequence[Sequence[Point]], alone: Sequence[Point]
           ) -> None:
@@ -149,7 +163,7 @@ class Sweep:
       batches += [rest] if rest else []
     for names in batches:
       members = [p for p in self.left if p.name in names]
-      directory = self._population(names)
+      directory = self._population(members)
       results = sweep_lib.run(
           {p.name: p.config for p in members}, directory,
           label=f"{len(members)} runs of one structure")
@@ -161,10 +175,8 @@ class Sweep:
       train.run(point.config, directory, label=f"alone {i + 1}/{len(alone)}")
       self._finish(point, directory, None)
 
-  def _population(self, names: Iterable[str]) -> str:
-    text = " ".join(sorted(names))
-    return os.path.join(self._workdir, "populations", hashlib.blake2b(
-        text.encode(), digest_size=5).hexdigest())
+  def _population(self, members: Sequence[Point]) -> str:
+    return os.path.join(self._workdir, "populations", names_digest(members))
 
   def _cut(self) -> list[set[str]]:
     """The names of each population that was begun."""
@@ -186,20 +198,13 @@ class Sweep:
 
   def rows(self) -> list[dict[str, Any]]:
     """Of all finished points: overrides, seed, step, metrics."""
-    out = []
-    for point in self.points:
-      if os.path.exists(self._done_file(point)):
-        record = self.done(point)
-        out += [{"point": point.id, **point.overrides, "seed": point.seed, **row}
-                for row in metrics.read(
-                    os.path.join(self._workdir, record["rows"]))]
-    return out
+    return [{"point": point.id, **point.overrides, "seed": point.seed, **row}
+            for point in self.finished() for row in metrics.read(
+                os.path.join(self._workdir, self.done(point)["rows"]))]
 
   def summary(self) -> list[dict[str, Any]]:
     out = []
-    for point in self.points:
-      if not os.path.exists(self._done_file(point)):
-        continue
+    for point in self.finished():
       record = self.done(point)
       rows = metrics.read(os.path.join(self._workdir, record["rows"]))
       reward = [row["reward/mean"] for row in rows]
@@ -246,6 +251,46 @@ def seconds_of(group: Sequence[Point]) -> float:
   return (time.monotonic() - began) / max(steps, 1) * one.how.total * len(group)
 
 
+# ---- Elsewhere: the same command, of some of the points.
+
+
+def words_of(group: Sequence[Point]) -> list[str]:
+  """The command that runs these points alone."""
+  own = [w for w in sys.argv[1:] if not w.lstrip("-").startswith(
+      ("launcher", "slurm_", "xpk", "only"))]
+  return [*own, "--only=" + ",".join(p.name for p in group)]
+
+
+def submit(groups: Sequence[Sequence[Point]], workdir: str, cluster: str | None,
+           parameters: Mapping[str, str]) -> list:
+  """A SLURM job a group; the jobs."""
+  try:
+    import submitit
+  except ImportError as error:
+    raise ImportError("--launcher=slurm needs submitit: pip install submitit"
+                      ) from error
+  executor = submitit.AutoExecutor(os.path.join(workdir, "jobs"), cluster=cluster)
+  executor.update_parameters(**parameters)
+  return [executor.submit(submitit.helpers.CommandFunction(
+      [sys.executable, "-m", "experiments.run_sweep", *words_of(group)],
+      verbose=False)) for group in groups]
+
+
+def xpk_lines(groups: Sequence[Sequence[Point]], words: Sequence[str]
+              ) -> list[str]:
+  """A workload a group; `words`: which cluster, image, chip."""
+  return [shlex.join([
+      "xpk", "workload", "create", f"--workload=sweep-{names_digest(group)}",
+      *words, "--command=" + shlex.join(
+          ["python", "-m", "experiments.run_sweep", *words_of(group)])])
+          for group in groups]
+
+
+def names_digest(group: Sequence[Point]) -> str:
+  text = " ".join(sorted(p.name for p in group))
+  return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
+
+
 def dry_run(groups: Sequence[Sequence[Point]], alone: Sequence[Point]) -> None:
   table = Table("group", "point", "overrides", "seeds")
   for g, group in enumerate([*groups, *([p] for p in alone)]):
@@ -274,6 +319,8 @@ def _main(changes: command.Changes) -> None:
   if "sweep" not in file:
     raise ValueError(f"--config: {path} has no function sweep(add)")
   sweep = Sweep(given.workdir, points_of(file["sweep"], config))
+  if given.only is not None:
+    sweep.keep(given.only)
   groups, alone = grouped(sweep.left)
   sweep.say()
   if len(groups) > 1:
@@ -281,14 +328,30 @@ def _main(changes: command.Changes) -> None:
   if given.dry_run:
     dry_run(groups, alone)
     return
+  if given.launcher != "local":
+    jobs = [*groups, *([point] for point in alone)]
+    if given.launcher == "xpk":
+      print("\n".join(xpk_lines(jobs, given.xpk)))
+    else:
+      parameters = {name: int(x) if x.isdecimal() else x for name, _, x in (
+          p.partition("=") for p in given.slurm_parameters)}
+      for job in submit(jobs, given.workdir, given.slurm_cluster, parameters):
+        print(f"job {job.job_id}: {job.paths.stderr}")
+    return
   with experiments_command.runs():
     sweep.run(groups, alone)
-  print("\n".join(write_tables(given.workdir, sweep)))
+  if given.only is None:  # else others are at work in the directory
+    print("\n".join(write_tables(given.workdir, sweep)))
 
 
 def main() -> None:
   flags.DEFINE_string("workdir", None, "Where it all goes.")
   flags.DEFINE_bool("dry_run", False, "Only say what there is to do.")
+  flags.DEFINE_enum("launcher", "local", ["local", "slurm", "xpk"], "Where.")
+  flags.DEFINE_list("only", None, "Names of the points to run.")
+  flags.DEFINE_string("slurm_cluster", None, "Of submitit; \"local\": here.")
+  flags.DEFINE_list("slurm_parameters", [], "Of submitit: timeout_min=60,...")
+  flags.DEFINE_list("xpk", [], "Words for xpk: --cluster=...,--tpu-type=...")
   command.run(_main)
 
 

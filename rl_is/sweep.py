@@ -23,6 +23,7 @@ from rl_is import population as population_lib
 from rl_is import psis, warm_start
 from rl_is.build import Parts
 from rl_is.core.types import Batch, Params
+from rl_is.idle import Idle
 from rl_is.infra import mesh as mesh_lib
 from rl_is.infra import metrics as metrics_lib
 from rl_is.infra import preemption, progress, rng
@@ -32,15 +33,6 @@ from rl_is.infra.preemption import Preemption
 from rl_is.ops import diagnostics
 from rl_is.population import Population
 from rl_is.rollout import batching
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-  """How a member ended."""
-
-  rows: int  # steps that it made
-  failed: str | None  # what stopped it before the last step; None: nothing
-  last: dict[str, float]  # its last row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +118,7 @@ def run(members: Mapping[str, ConfigDict], workdir: str, *,
       rewards = [b.last["reward/mean"] for b in books if b.last]
       bar.update(stop.step, f"reward {np.nanmin(rewards):.2f} to "
                  f"{np.nanmax(rewards):.2f}" if rewards else "")
+    _warn_of_idle({name: book.idle for name, book in zip(members, books)})
     return {name: Result(book.last.get("step", 0), reasons.get(name), book.last)
             for name, book in zip(members, books)}
 
@@ -140,7 +133,7 @@ class _Book:
     self._config, self._parts = config, parts
     self._writer = metrics_lib.MetricsWriter(
         directory, after_step=after, tensorboard=config.track.tensorboard)
-    self.last = self._writer.last
+    self.last, self.idle = self._writer.last, Idle(config, parts)
 
   def write(self, out: dict[str, Any], first: int, end: int,
             params: Callable[[], Params]) -> None:
@@ -156,10 +149,24 @@ class _Book:
           e.every and (n + 1) % e.every == 0)):
         row |= evaluate_lib.evaluate(params(), config, self._parts)
       self.last = row
+      self.idle.see(row)
       self._writer.write(n + 1, row)
 
   def close(self) -> None:
     self._writer.close()
+
+
+def _warn_of_idle(idle: Mapping[str, Idle]) -> None:
+  """A sweep over a constant that touched no token is one run repeated."""
+  by_constant: dict[str, list[str]] = {}
+  for name, its in idle.items():
+    for constant in its.never():
+      by_constant.setdefault(constant, []).append(name)
+  for constant, names in by_constant.items():
+    logging.warning(
+        "config.objective.constants.%s acted on no token in %d of %d members (%s)",
+        constant, len(names), len(idle), ", ".join(names[:8]) + (
+            ", ..." if len(names) > 8 else ""))
 
 
 def _described(out: dict[str, Any], n: int, config: ConfigDict

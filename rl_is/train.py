@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
-from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -27,6 +26,7 @@ from rl_is import psis
 from rl_is import warm_start
 from rl_is.build import Parts
 from rl_is.core.types import Batch, Params
+from rl_is.idle import Idle
 from rl_is.infra import checkpoint as checkpoint_lib
 from rl_is.infra import metrics as metrics_lib
 from rl_is.infra import mesh as mesh_lib
@@ -37,7 +37,6 @@ from rl_is.infra.preemption import Preemption
 from rl_is.learner import state as state_lib
 from rl_is.learner import step as step_lib
 from rl_is.learner.state import State
-from rl_is.objective import constants as constants_lib
 from rl_is.ops import diagnostics
 from rl_is.rollout import batching
 from rl_is.rollout.asynchronous import Asynchronous
@@ -125,7 +124,7 @@ def run(config: ConfigDict, workdir: str, *,
     stack.enter_context(preemption.on_stop(
         lambda: last and checkpoints.save(last())))
     row = saved.position.get("row") if saved else None
-    reward_average, idle = math.nan, _Idle(config, parts)
+    reward_average, idle = math.nan, Idle(config, parts)
     for n in range(first, steps):
       if n >= start:  # else it is trained, and only its evaluation was cut
         source.publish(n * U, state.params)
@@ -166,39 +165,6 @@ def _speeds(row: Mapping[str, float]) -> dict[str, float]:
                                              row["time/generator_s"]),
           "time/learner_tokens_per_s": per(row["rollout/tokens"],
                                            row["time/learner_s"])}
-
-
-class _Idle:
-  """Finds constants that a user set and that never touched a token.
-
-  A sweep over such a constant is one run repeated: better said than drawn.
-  """
-
-  def __init__(self, config: ConfigDict, parts: Parts):
-    spec, extra = parts.objective.spec, dict(parts.objective.extra)
-    given = {k for k, v in config.objective.constants.items() if v is not None}
-    pieces = {spec.surrogate: ("clip/frac",)} | {
-        c.name: (f"{c.name}/changed_frac", f"{c.name}/masked_frac")
-        for c in spec.corrections}
-    self._watched = {name: pieces[piece] for (piece, kw), name in constants_lib.names(
-        spec, extra).items() if piece in pieces and kw not in constants_lib.SHARED
-        and given & {name, f"{piece}_{kw}"}}
-    self._acted = {name: 0.0 for name in self._watched}
-
-  def see(self, row: Mapping[str, float]) -> None:
-    for name, metrics in list(self._watched.items()):
-      if not any(m in row for m in metrics):  # a gate, a penalty: it has no bound
-        del self._watched[name], self._acted[name]
-        continue
-      self._acted[name] += sum(np.nan_to_num(row.get(m, 0.0)) for m in metrics)
-
-  def warn(self) -> None:
-    never = sorted(name for name, acted in self._acted.items() if not acted)
-    if never:
-      logging.warning(
-          "config.objective.constants: %s set, but acted on no token in the "
-          "steps of this call: other values may give the same run",
-          ", ".join(never))
 
 
 def _claim(workdir: str, config: ConfigDict, corrections: Mapping) -> None:

@@ -3,8 +3,12 @@
 import json
 import os
 import pathlib
+import re
+import shlex
+import shutil
 import subprocess
 import sys
+import time
 
 import pandas as pd
 import pytest
@@ -145,7 +149,7 @@ def test_what_was_cut_goes_on_beside_what_is_new(tmp_path, monkeypatch):
 
   old = points(0, 2)
   begun = run_sweep.Sweep(str(tmp_path), old)
-  directory = begun._population([p.name for p in old])
+  directory = begun._population(old)
   os.makedirs(directory)
   pathlib.Path(directory, "population.json").write_text(
       json.dumps({p.name: {} for p in old}))
@@ -157,6 +161,7 @@ def test_what_was_cut_goes_on_beside_what_is_new(tmp_path, monkeypatch):
   assert not run_sweep.Sweep(str(tmp_path), new).left
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_there_is_and_does_nothing(swept):
   path, _ = swept
   out = command(path, "--dry_run", f"--workdir={path / 'elsewhere'}")
@@ -176,3 +181,56 @@ def test_the_sweeps_of_the_repository_are_whole():
     groups, alone = run_sweep.grouped(points)
     assert not alone and sum(map(len, groups)) == len(points), file
     assert "python -m experiments.run_sweep" in found["__doc__"]
+
+
+@pytest.mark.slow
+def test_a_job_a_structure_through_submitit(tmp_path, monkeypatch):
+  """Its own local executor; then the same command makes the tables."""
+  pytest.importorskip("submitit")
+  (tmp_path / "file.py").write_text(FILE.replace('"rollout.mode": "async"',
+                                                 '"rollout.lag": 2'))
+  out = command(tmp_path, "--launcher=slurm", "--slurm_cluster=local",
+                "--slurm_parameters=timeout_min=5")
+  assert out.returncode == 0, out.stderr[-2000:]
+  assert out.stdout.count("job ") == 2
+  deadline = time.monotonic() + 300
+  while len(list((tmp_path / "out" / "points").glob("*/done.json"))) < 5:
+    logs = [p.read_text() for p in (tmp_path / "out" / "jobs").glob("*.err")]
+    assert time.monotonic() < deadline and not any(
+        "Traceback" in text for text in logs), logs
+    time.sleep(0.2)
+  assert not (tmp_path / "out" / "results.csv").exists()
+  out = command(tmp_path)
+  assert out.returncode == 0 and "5 points, 5 of them finished" in out.stderr
+  assert len(pd.read_csv(tmp_path / "out" / "summary.csv")) == 5
+
+
+def test_the_lines_for_gke(tmp_path):
+  (tmp_path / "file.py").write_text(FILE)
+  out = command(tmp_path, "--launcher=xpk",
+                "--xpk=--cluster=c,--tpu-type=v5litepod-16,--docker-image=i")
+  assert out.returncode == 0, out.stderr[-2000:]
+  lines = [shlex.split(line) for line in out.stdout.splitlines()]
+  assert len(lines) == 2 and all(
+      line[:3] == ["xpk", "workload", "create"] for line in lines)
+  names = []
+  for line in lines:
+    assert re.fullmatch("--workload=sweep-[0-9a-f]{10}", line[3])
+    assert line[4:7] == ["--cluster=c", "--tpu-type=v5litepod-16",
+                         "--docker-image=i"]
+    inner = shlex.split(line[7].removeprefix("--command="))
+    assert inner[:3] == ["python", "-m", "experiments.run_sweep"]
+    only, = [w for w in inner if w.startswith("--only=")]
+    names += only.removeprefix("--only=").split(",")
+    assert not any("xpk" in w or "launcher" in w for w in inner)
+  assert len(set(names)) == 5
+  if shutil.which("xpk"):
+    for line in lines:
+      subprocess.run([*line, "--dry-run", "--skip-validation", "--project=p",
+                      "--zone=us-west4-a"], check=True, cwd=tmp_path)
+
+
+def test_only_names_of_points(tmp_path):
+  (tmp_path / "file.py").write_text(FILE)
+  out = command(tmp_path, "--only=abc")
+  assert out.returncode == 1 and "error: --only: unknown name 'abc'" in out.stderr
