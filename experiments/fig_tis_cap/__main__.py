@@ -8,7 +8,6 @@ and `.png`, beside this file or in the workdir (with `claims.json`, for the
 report). Floor 5.
 """
 
-import csv
 import json
 import os
 import pathlib
@@ -106,10 +105,7 @@ def _main(argv: list[str]) -> None:
   found = claims_lib.claims(summary)
   if workdir:
     (at / "claims.json").write_text(json.dumps(found))
-    with open(at / "curves.csv", "w", newline="") as file:
-      writer = csv.DictWriter(file, curves[0])
-      writer.writeheader()
-      writer.writerows(curves)
+    command.write_csv(curves, at / "curves.csv")
   figure = draw(summary, curves, os.path.join(at, "figure"),
                 "python -m experiments.fig_tis_cap " + " ".join(sys.argv[1:]))
   command.judge(found, figure)
