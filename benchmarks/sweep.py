@@ -5,7 +5,7 @@
 The same runs three times, end to end, each way without anything compiled before:
 every process starts Python, imports and compiles; the loop is one process that
 runs them one after another and compiles once; so does the population, whose runs
-are one program. A run of one step comes first, for the warm start that all share.
+are one program. The warm start that all share is made before.
 """
 
 import json
@@ -86,13 +86,12 @@ def measure() -> dict:
     warm_start.params(first, parts, folder)
     own = [f"--variants={_VARIANTS.value}", f"--steps={_STEPS.value}",
            f"--folder={folder}", *["--tiny"] * _TINY.value]
-    for way, run in (("population", None), ("loop", None),
-                     ("processes", processes)):
+    alone = lambda way: _call("benchmarks.sweep", f"--way={way}", *own)
+    for way, run in (("population", lambda: alone("population")),
+                     ("loop", lambda: alone("loop")),
+                     ("processes", lambda: processes(folder))):
       began = time.perf_counter()
-      if run:
-        run(folder)
-      else:
-        _call("benchmarks.sweep", f"--way={way}", *own)
+      run()
       seconds[way] = time.perf_counter() - began
       print(f"{way}: {seconds[way]:.1f} s", file=sys.stderr)
     same = all(_rewards(folder, "population", cap) == _rewards(folder, way, cap)

@@ -1,6 +1,6 @@
 """Qwen3 0.6B on a v5e-16: reasoning-gym, lag 4, GRPO with TIS and a clip.
 
-Command:  python -m rl_is.main --config=configs/qwen3_0p6b.py:weights=/data/qwen3-0.6b \
+Command:  python -m rl_is.main --config=configs/qwen3_0p6b.py:weights=MODELS/qwen3-0.6b \
             --workdir=runs/qwen3_0p6b     (on all hosts; see "On a TPU pod")
 Check:    python -m rl_is.aot --config=configs/qwen3_0p6b.py --topology=v5e:4x4
 Hardware: v5e:4x4, 16 chips of 16 GiB.

@@ -26,7 +26,7 @@ from typing import Any
 
 import jax
 from absl import flags, logging
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_flags
 from rich.console import Console
 from rich.table import Table
 
@@ -313,8 +313,7 @@ def _main(changes: command.Changes) -> None:
   command.need("config", "workdir")
   logging.set_verbosity(logging.WARNING)
   config = command.changed(given.config, changes)
-  path = next(w.partition("=")[2] for w in sys.argv
-              if w.lstrip("-").startswith("config=")).partition(":")[0]
+  path = config_flags.get_config_filename(given["config"])
   file = runpy.run_path(path)
   if "sweep" not in file:
     raise ValueError(f"--config: {path} has no function sweep(add)")

@@ -1,7 +1,6 @@
 """Numbers of a few seeds, with how sure they are. Floor 5.
 
-A curve is rewards by step; `curves` is one a seed, [seeds, steps], aligned on
-the step. One seed has no interval: None, not a width of 0.
+A curve is rewards by step. One seed has no interval: None, not a width of 0.
 """
 
 import math
@@ -9,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize, stats
+
+from experiments import plots
 
 WINDOW = 20  # steps that an end is the mean of
 _RESAMPLES = 2000
@@ -88,9 +89,7 @@ def probability_of_improvement(a, b) -> float:
 
 def smoothed(curve) -> np.ndarray:
   """Mean of the last WINDOW steps at each step that has as many behind it."""
-  x = np.asarray(curve, float)
-  size = min(WINDOW, len(x))
-  return np.convolve(x, np.ones(size) / size, mode="valid")
+  return plots.moving_mean(curve, WINDOW)[min(WINDOW, len(curve)) - 1:]
 
 
 def final(curve) -> float:

@@ -1,15 +1,13 @@
-"""Pictures of a sweep's summary: outcome against a constant, curves by lag. Floor 5.
+"""Pictures of a sweep's summary: outcome against a constant. Floor 5.
 
 `summary` is what `run_sweep` writes to summary.csv, as a list of dicts.
 """
 
 import csv
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from experiments import plots, stats
+from experiments import stats
 
 Rows = Sequence[Mapping]
 
@@ -58,25 +56,3 @@ def against(ax, series: Mapping[str, Mapping[float, stats.Estimate]],
   ax.set_xticks(ticks, [f"{x:g}" for x in finite] + ["inf"] * (
       len(ticks) - len(finite)))
   ax.minorticks_off()
-
-
-def heat(ax, values: Mapping[tuple[float, float], float], collapsed:
-         Mapping[tuple[float, float], bool], *, fmt: Callable = "{:.2f}".format
-         ) -> None:
-  """(x, y) -> outcome, written into the cells; a frame where runs collapsed."""
-  xs, ys = (sorted({k[i] for k in values}) for i in range(2))
-  grid = np.array([[values.get((x, y), np.nan) for x in xs] for y in ys])
-  ax.imshow(grid, origin="lower", cmap="cividis", aspect="auto")
-  ax.grid(False)
-  middle = np.nanmean([np.nanmin(grid), np.nanmax(grid)])
-  for j, y in enumerate(ys):
-    for i, x in enumerate(xs):
-      if np.isfinite(grid[j, i]):
-        ax.text(i, j, fmt(grid[j, i]), ha="center", va="center", fontsize=8,
-                color="white" if grid[j, i] < middle else "black")
-      if collapsed.get((x, y)):
-        ax.add_patch(plots.plt.Rectangle((i - 0.48, j - 0.48), 0.96, 0.96,
-                                         fill=False, edgecolor="#D55E00",
-                                         linewidth=1.6))
-  ax.set_xticks(range(len(xs)), [f"{x:g}" for x in xs])
-  ax.set_yticks(range(len(ys)), [f"{y:g}" for y in ys])

@@ -158,14 +158,17 @@ class Population:
     # Before step 0 the batches are sampled that have no older weights.
     self.begin = -self.how.chunk * math.ceil(max(depths) / self.how.chunk)
     seeds = sorted({c.seed for c in configs})
-    self._members = _Member(
+    self._mesh = Mesh(
+        np.asarray(devices).reshape(-1, 1, 1, 1), ("sweep", *mesh_lib.AXES),
+        axis_types=(AxisType.Auto,) * 4)
+    self._members = self._place(_Member(
         constants=_stacked([p.constants for p in parts]),
         sampling=_stacked([p.sampling for p in parts]),
         bits=np.asarray([c.mismatch.bits or 0 for c in configs], np.int32),
         depth=np.asarray(depths, np.int32),
         sample_key=jnp.stack([rng.key(c.seed, "sample") for c in configs]),
         learner_key=jnp.stack([rng.key(c.seed, "learner") for c in configs]),
-        stream=np.asarray([seeds.index(c.seed) for c in configs], np.int32))
+        stream=np.asarray([seeds.index(c.seed) for c in configs], np.int32)))
     problems = first.task.train
     self._streams = np.asarray(
         [[batching.problem_index(seed, cursor, len(problems))
@@ -176,9 +179,6 @@ class Population:
         first.task.max_prompt_tokens)
     self._table = _Table(asked.tokens, asked.valid, np.stack(
         [first.task.arrays.answer(p) for p in problems]))
-    self._mesh = Mesh(
-        np.asarray(devices).reshape(-1, 1, 1, 1), ("sweep", *mesh_lib.AXES),
-        axis_types=(AxisType.Auto,) * 4)
     self.carry = self._place(self._born(starts))
 
   def _born(self, starts: Sequence[Params]) -> _Carry:
@@ -224,7 +224,7 @@ class Population:
                         self.carry.state.params)
 
   def _arguments(self, first: int) -> tuple:
-    return self._place(self._members), self._streams, self._table, np.int32(first)
+    return self._members, self._streams, self._table, np.int32(first)
 
   def memory(self) -> dict[str, float]:
     """Bytes a member: what it holds, and of the work on all of them its share."""

@@ -201,8 +201,8 @@ def _starts(configs: Sequence[ConfigDict], parts: Sequence[Parts], workdir: str,
             check_stop: Callable[[], None]) -> list[Params]:
   """What each member begins with; made once where it is the same."""
   made = {}
-  for config, its in zip(configs, parts):
-    key = json.dumps(warm_start.identity(config), sort_keys=True)
+  keys = [json.dumps(warm_start.identity(c), sort_keys=True) for c in configs]
+  for key, config, its in zip(keys, configs, parts):
     if key not in made:
       directory = f"{workdir}/warm_starts/{len(made)}"
       with mesh_lib.use(its.mesh):
@@ -210,8 +210,7 @@ def _starts(configs: Sequence[ConfigDict], parts: Sequence[Parts], workdir: str,
             warm_start.params(config, its, directory, check_stop)
             if config.warm_start.steps or config.warm_start.weights else
             jax.jit(its.model.init)(rng.key(config.seed, "init")))
-  return [made[json.dumps(warm_start.identity(config), sort_keys=True)]
-          for config in configs]
+  return [made[key] for key in keys]
 
 
 def _reason(out: dict[str, Any], i: int, s: int, step: int) -> str:

@@ -86,11 +86,31 @@ def test_python_blocks_run(code, tmp_path, request):
   assert out.returncode == 0, out.stderr[-2000:]
 
 
+def gke_loop():
+  loop, = [b for b in blocks("console") if "xpk workload" in b]
+  return loop
+
+
+def test_the_workloads_of_gke_are_named_and_told_as_xpk_takes_them():
+  """In the shell as written; a function in the place of xpk shows its words."""
+  out = subprocess.run(
+      ["bash", "-ec", "xpk() { printf '%s\\n' \"$@\"; }\n" + gke_loop()],
+      text=True, capture_output=True, check=True)
+  names = re.findall("--workload=(.*)", out.stdout)
+  assert names == ["eps-0p1", "eps-0p2", "eps-0p3"]
+  # xpk's own rule; it refused a dot.
+  assert all(re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name) for name in names)
+  told = re.findall("--command=(.*)", out.stdout)
+  assert [re.search("eps_high=(\\S+)", words)[1] for words in told] == [
+      "0.1", "0.2", "0.3"]
+  assert all(words.endswith("--coordinator=auto") for words in told)
+
+
+# Not among the extras: its requirements are those of a cloud's tools.
 @pytest.mark.skipif(shutil.which("xpk") is None,
                     reason="xpk is not installed: pip install xpk")
-def test_the_workloads_of_gke_are_made(tmp_path):
-  """In the shell as written, but for a dry run that asks nobody."""
-  loop, = [b for b in blocks("console") if "xpk workload" in b]
+def test_the_workloads_of_gke_pass_a_dry_run(tmp_path):
+  loop = gke_loop()
   loop = loop.replace("xpk workload create", "xpk workload create --dry-run "
                       "--skip-validation --project=P --zone=us-west4-a")
   out = subprocess.run(["bash", "-ec", loop], cwd=tmp_path, text=True,
