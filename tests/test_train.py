@@ -345,7 +345,7 @@ def test_a_warm_start_of_another_model_is_refused(warm, tmp_path, one_device):
 def test_a_half_made_warm_start_is_made_again(tmp_path, one_device):
   path = tmp_path / "start"
   config = tiny(str(path), train__steps=1)
-  workdir.claim(str(path), warm_start._identity(config), name="warm_start.json")
+  workdir.claim(str(path), warm_start.identity(config), name="warm_start.json")
   (path / "params").mkdir()  # a kill before done.json
   train.run(config, str(tmp_path / "run"), devices=one_device)
   assert json.loads((path / "done.json").read_text())["steps"] == 4

@@ -93,7 +93,16 @@ def test_a_signal_in_any_phase_ends_it_and_loses_nothing(
   finish(config_of(warm), tmp_path, one_device, whole)
 
 
-def test_a_second_signal_changes_nothing(warm, tmp_path, one_device, whole):
+@pytest.fixture
+def sigint():
+  """A shell's job in the background ignores it, and so would the run."""
+  old = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, old)
+
+
+def test_a_second_signal_changes_nothing(warm, tmp_path, one_device, whole,
+                                         sigint):
   with pytest.MonkeyPatch.context() as patch:
     signalled(patch, train, "_learn", 3,
               (signal.SIGINT, signal.SIGTERM, signal.SIGINT))
