@@ -207,8 +207,10 @@ def divergence(logp: Array, logp_behaviour: Array, mask: Array
   Raises:
     ValueError: on another shape or an integer dtype.
 
-  Limits: this js is not bounded by log 2; log weights are clamped to +-20, log
-    perplexities to +-40; a band is too narrow where the tail is unseen.
+  Limits: the correlation loses digits where all probabilities are alike (it is
+    of float32 sums, and may pass 1); this js is not bounded by log 2; log
+    weights are clamped to +-20, log perplexities to +-40; a band is too narrow
+    where the tail is unseen.
   """
   logp, behaviour, mask = _pair("divergence", logp, logp_behaviour, mask)
   rows = mask.any(axis=1)

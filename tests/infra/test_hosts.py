@@ -131,9 +131,14 @@ def test_two_processes_are_one_run(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["fsdp", "tensor"])
 def test_parameters_over_two_hosts(tmp_path, mesh):
-  """Sharded over both: 2 x 2 devices; resumed by one process; lag, KL, store."""
+  """Sharded over both: 2 x 2 devices; lag, KL, store.
+
+  SGD: Adam's first steps are signs of gradients, which turn the last bit of one
+  that is nearly 0 into a whole step.
+  """
   more = [f"--config.mesh.{mesh}=4", "--config.mesh.data=1",
           "--config.model.heads=4", "--config.model.kv_heads=4",
+          "--config.optimizer.name=sgd", "--config.optimizer.learning_rate=0.3",
           "--config.rollout.lag=2", "--config.objective.regularizer=k3",
           "--config.objective.constants.kl_coef=0.1", "--config.store.every=1",
           "--config.train.updates_per_batch=2", "--config.evaluate.prompts=8",
@@ -145,8 +150,12 @@ def test_parameters_over_two_hosts(tmp_path, mesh):
                        strict=True):
     assert got.keys() == want.keys()
     for key, value in want.items():
+      # A quotient of differences of float32 sums: untrained, all probabilities
+      # are alike, and few digits of it are left.
+      near = dict(abs=0.02) if key == "is/prob_pearson" else dict(
+          rel=1e-4, abs=1e-6)
       assert got[key] == (value if value is None else pytest.approx(
-          value, rel=1e-4, abs=1e-6)), key
+          value, **near)), key
   files = [sorted(p.name for p in (tmp_path / name / "rollouts").iterdir())
            for name in ("two", "one")]
   assert files[0] == files[1] and len(files[0]) == 6
