@@ -31,7 +31,7 @@ from rl_is.models.config import TransformerConfig
 from rl_is.models.sampler import Sampling
 from rl_is.models.transformer import Model
 from rl_is.objective import constants as constants_lib
-from rl_is.objective import presets
+from rl_is.objective import presets, settings
 from rl_is.objective import spec as spec_lib
 from rl_is.objective.compose import Objective
 from rl_is.rollout import asynchronous, generator, mismatch
@@ -140,9 +140,7 @@ def make_objective(config: ConfigDict, sampling: Sampling, corrections: Mapping
   """The preset with the config's changes, and the value of each constant."""
   c = config.objective
   preset = presets.get(c.preset)
-  extra = {name: row if isinstance(row, ops.Row) else
-           ops.Row(row, "the user's own", has_factor=True)
-           for name, row in corrections.items()}
+  extra = settings.own(corrections)
   for name, row in extra.items():
     _try_out(name, row)
   changes = {f.name: c[f.name] for f in dataclasses.fields(spec_lib.Spec)

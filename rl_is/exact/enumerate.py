@@ -17,27 +17,10 @@ from jax import lax
 
 from rl_is.core.types import Array, Params
 from rl_is.exact.policies import Policy
+from rl_is.exact.precision import in_float64
 
 MAX_SEQUENCES = 10**6
 _BUDGET = 2**23  # numbers that a chunk may hold at once
-
-
-def in_float64(fn: Callable) -> Callable:
-  """Runs it with 64-bit types; float32 arrays that come in are widened."""
-  @functools.wraps(fn)
-  def wide(*args, **kwargs):
-    with jax.enable_x64(True):
-      return fn(*(_widen(x) for x in args),
-                **{k: _widen(x) for k, x in kwargs.items()})
-  return wide
-
-
-def _widen(tree: Any) -> Any:
-  def leaf(x):
-    is_float = isinstance(x, float) or (
-        hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating))
-    return jnp.asarray(x, jnp.float64) if is_float else x
-  return jax.tree.map(leaf, tree)
 
 
 def count(vocab: int, length: int) -> int:

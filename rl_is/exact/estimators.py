@@ -2,9 +2,7 @@
 
 The estimator of one sequence is g = J^T c: J [TV, P] are the scores of all next
 tokens along it, c [T, V] is minus the derivative of the objective's loss by each
-log-prob. So its mean is one backward pass of E_q, and its second moment the
-quadratic form E_q[c^T K c] with K = J J^T, which belongs to the policy: many
-settings share it.
+log-prob. J belongs to the policy: many settings of constants share it.
 """
 
 import dataclasses
@@ -18,13 +16,16 @@ import numpy as np
 from jax import flatten_util, lax
 
 from rl_is import ops
+from rl_is.core import checks
 from rl_is.core.types import Array, Batch, Params, PolicyOutputs
 from rl_is.exact import enumerate as enum
 from rl_is.exact.policies import Policy
+from rl_is.exact.precision import in_float64
 from rl_is.objective import constants as constants_lib
-from rl_is.objective import presets
+from rl_is.objective import presets, settings
 from rl_is.objective import spec as spec_lib
 from rl_is.objective.compose import Objective
+from rl_is.objective.settings import Corrections
 from rl_is.objective.spec import Correction, Spec
 
 _INF = float("inf")
@@ -53,33 +54,34 @@ class Quality(NamedTuple):
     return self.bias**2 + self.variance / batch
 
 
-def named(name: str) -> tuple[Objective, dict[str, float]]:
-  """An estimator by its name here, or a preset's; a constant denominator.
+def named(name: str, corrections: Corrections = {}
+          ) -> tuple[Objective, dict[str, float]]:
+  """An estimator by its name here, a preset's or one's own correction's.
 
   A preset's advantage, aggregation and regularizer are replaced: A is R less
   E_q[R], a sequence's loss is the sum over its tokens, nothing is added.
+  corrections: see `settings.named`.
   """
   if name in _NAMED:
-    spec, values = _NAMED[name]
-    return Objective(spec, full_diagnostics=False), constants_lib.resolve(
-        spec, {}, values)
-  preset = presets.PRESETS.get(name)
-  if preset is None:
-    raise ValueError(spec_lib.checks.unknown(
-        "exact: estimator", name, [*_NAMED, *presets.PRESETS]))
-  spec = plain(preset.spec)
-  objective = Objective(spec, full_diagnostics=False)
-  takes = constants_lib.taken(spec)
-  values = {k: v for k, v in preset.constants.items() if k in takes}
+    spec, values, extra = *_NAMED[name], {}
+  else:
+    try:
+      spec, values, extra = settings.named(name, corrections)
+    except ValueError:
+      raise ValueError(checks.unknown("estimator", name, [
+          *_NAMED, *presets.PRESETS, *corrections])) from None
+    spec = plain(spec)
+  takes = constants_lib.taken(spec, extra)
+  values = {k: v for k, v in values.items() if k in takes}
   if "max_log_ratio" in takes:
     values["max_log_ratio"] = _INF
-  return objective, constants_lib.resolve(spec, {}, values)
+  return (Objective(spec, extra=tuple(extra.items()), full_diagnostics=False),
+          constants_lib.resolve(spec, values, {}, extra))
 
 
 def plain(spec: Spec) -> Spec:
   """With A given, a constant denominator and no regularizer."""
-  kept = {name for row in (ops.SURROGATES[spec.surrogate],)
-          for name in row.options}
+  kept = ops.SURROGATES[spec.surrogate].options
   return dataclasses.replace(
       spec, advantage="given", advantage_norm="none", aggregation="token_sum",
       denominator="all", regularizer="none", kl_weight="none",
@@ -87,10 +89,8 @@ def plain(spec: Spec) -> Spec:
 
 
 def _pg(*corrections: Correction, **constants: float):
-  spec = Spec(advantage="given", aggregation="token_sum", corrections=corrections)
-  if corrections:
-    constants["max_log_ratio"] = _INF
-  return spec, constants
+  return Spec(advantage="given", aggregation="token_sum",
+              corrections=corrections), constants
 
 
 def _is(level: str, cap: float = _INF):
@@ -158,16 +158,18 @@ def coefficients(objective: Objective, constants: Mapping[str, Array],
   return -jax.grad(loss)(logp_all)
 
 
-@enum.in_float64
+@in_float64
 def moments(policy: Policy, params: Params, behaviour: Policy,
             behaviour_params: Params, reward: Callable, objective: Objective,
             constants: Mapping[str, Array], *, prox_params: Params | None = None,
-            lag: int = 8) -> Moments:
+            lag: int = 8, may_lose_support: bool = False) -> Moments:
   """Exact mean and second moment of an objective's gradient.
 
   constants: each a number, or [M]: many settings are one program. prox_params:
   of the proximal policy; the current ones by default, as at the first update on
   a batch. lag: how old the batch is said to be, for pieces that read versions.
+  may_lose_support: take the expectation over what the sampler draws, where that
+  is less than what the policy does.
 
   Raises:
     ValueError: a piece that compares the rows of a batch; a sequence that the
@@ -187,7 +189,7 @@ def moments(policy: Policy, params: Params, behaviour: Policy,
                        f"({M},), got {v.shape}")
   values = {k: jnp.broadcast_to(v, (M,)) for k, v in values.items()}
   bad = lost_support(policy, params, behaviour, behaviour_params)
-  if bad is not None:
+  if bad is not None and not may_lose_support:
     raise ValueError(bad)
   return _moments(params, params if prox_params is None else prox_params,
                   behaviour_params, values, jnp.float64(lag), policy=policy,
@@ -211,7 +213,6 @@ def _moments(params, prox_params, behaviour_params, constants, lag, *, policy,
     scores = jax.vmap(jax.jacrev(
         lambda flat, x: logp(flat, x[None])[0].reshape(-1)), (None, 0))(
             flat, tokens)  # [n, TV, P]
-    gram = jnp.einsum("nap,nbp->nab", scores, scores)
     logp_all, logq_all = logp(flat, tokens), at(tokens)
     prox_all = policy.logp(prox_params, tokens)
     q = q_of(tokens)
@@ -221,14 +222,13 @@ def _moments(params, prox_params, behaviour_params, constants, lag, *, policy,
     def setting(constants):
       c = coefficients(objective, constants, logp_all, prox_all, logq_all,
                        tokens, drawn, adv, lag).reshape(len(tokens), -1)
-      c = jnp.where(drawn[:, None], c, 0)
-      weighted = jnp.where(drawn, q, 0)[:, None] * c
-      return (jnp.einsum("na,nap->p", weighted, scores),
-              jnp.einsum("na,nab,nb->", weighted, gram, c))
+      g = jnp.einsum("na,nap->np", jnp.where(drawn[:, None], c, 0), scores)
+      weight = jnp.where(drawn, q, 0)
+      return weight @ g, weight @ jnp.sum(g**2, axis=1)
 
     return lax.map(setting, constants)
 
-  mean, second = enum.over_chunks(sums, V, T, T * V * (T * V + 2 * len(flat)))
+  mean, second = enum.over_chunks(sums, V, T, 2 * T * V * len(flat))
   return Moments(mean, second)
 
 

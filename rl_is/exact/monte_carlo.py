@@ -19,6 +19,7 @@ from rl_is.core.types import Array, Params, PolicyOutputs
 from rl_is.exact import enumerate as enum
 from rl_is.exact import estimators
 from rl_is.exact.policies import Policy
+from rl_is.exact.precision import in_float64
 from rl_is.objective.compose import Objective
 
 # All sequences have T tokens, so these are a T-th of the sum over tokens.
@@ -43,7 +44,7 @@ class Sampled(NamedTuple):
   draws: np.ndarray  # [D, P] the gradients themselves
 
 
-@enum.in_float64
+@in_float64
 def sampled(policy: Policy, params: Params, behaviour: Policy,
             behaviour_params: Params, reward: Callable, objective: Objective,
             constants: Mapping[str, float], exact: Params, *, batch: int,

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from rl_is.core import checks
 from rl_is.core.types import Array, Params
+from rl_is.exact.precision import in_float64
 from rl_is.kernels import logits as logits_lib
 from rl_is.models.transformer import Model
 
@@ -35,10 +35,10 @@ def tabular(vocab: int = 4, length: int = 6) -> Policy:
     starts.append(starts[-1] + vocab**t)
 
   def logp(table, tokens):
-    powers = vocab ** jnp.arange(length)
+    powers = (vocab ** jnp.arange(length))[None]
     # The prefix before t as a number, behind all shorter prefixes.
     code = jnp.cumsum(tokens * powers, axis=1) - tokens * powers
-    rows = code + jnp.asarray(starts[:-1])
+    rows = code + jnp.asarray(starts[:-1])[None]
     return jax.nn.log_softmax(table[rows])
 
   return Policy(vocab, length, logp, lambda key: jax.random.normal(
@@ -56,20 +56,19 @@ def bigram(vocab: int = 4, length: int = 6) -> Policy:
 
 
 def transformer(model: Model, length: int = 6) -> Policy:
-  """The run's own model; the last id of its vocabulary begins each sequence."""
-  vocab = model.config.vocab_size - 1
+  """The run's own model; each sequence answers the prompt of one token, 0."""
+  c = dataclasses.replace(model.config, dtype="float64", param_dtype="float64")
+  wide = Model(c)
 
   def logp(params, tokens):
-    start = jnp.full((len(tokens), 1), vocab, tokens.dtype)
-    fed = jnp.concatenate([start, tokens[:, :-1]], axis=1)
-    hidden = model.hidden(params, fed, jnp.ones(fed.shape, bool))
-    logits = logits_lib.head_logits(
-        hidden, model.unembed(params), model.config.head_precision)
-    return jax.nn.log_softmax(logits_lib.transform(
-        logits, temperature=1.0, vocab_size=vocab,
-        logit_softcap=model.config.logit_softcap)[..., :vocab])
+    fed = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)))
+    hidden = wide.hidden(params, fed, jnp.ones(fed.shape, bool))
+    logits = logits_lib.transform(
+        logits_lib.head_logits(hidden, wide.unembed(params), c.head_precision),
+        temperature=1.0, vocab_size=c.vocab_size, logit_softcap=c.logit_softcap)
+    return jax.nn.log_softmax(logits[..., :c.vocab_size])
 
-  return Policy(vocab, length, logp, model.init)
+  return Policy(c.vocab_size, length, logp, model.init)
 
 
 def tempered(policy: Policy) -> Policy:
@@ -97,6 +96,7 @@ def nucleus(policy: Policy) -> Policy:
   return dataclasses.replace(policy, logp=logp)
 
 
+@in_float64
 def noisy(params: Params, key: Array, sd: Array | float) -> Params:
   """Normal noise on every parameter: for tables, on every logit."""
   leaves, tree = jax.tree.flatten(params)
@@ -105,6 +105,7 @@ def noisy(params: Params, key: Array, sd: Array | float) -> Params:
       for x, k in zip(leaves, jax.random.split(key, len(leaves)))])
 
 
+@in_float64
 def rounded(params: Params, step: Array | float) -> Params:
   """Every parameter at the nearest multiple of `step`: a coarse sampler."""
   return jax.tree.map(lambda x: jnp.round(x / step) * step, params)
