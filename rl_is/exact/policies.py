@@ -6,6 +6,7 @@ with other parameters, or a `tempered` or `nucleus` form of it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -28,6 +29,7 @@ class Policy:
   init: Callable[[Array], Params]  # of a key
 
 
+@functools.lru_cache  # the same one twice compiles nothing
 def tabular(vocab: int = 4, length: int = 6) -> Policy:
   """A row of logits for every prefix: any policy there is can be written so."""
   starts = [0]
@@ -45,6 +47,7 @@ def tabular(vocab: int = 4, length: int = 6) -> Policy:
       key, (starts[-1], vocab)))
 
 
+@functools.lru_cache
 def bigram(vocab: int = 4, length: int = 6) -> Policy:
   """A row of logits for every token before, and one for the first place."""
   def logp(table, tokens):
@@ -55,6 +58,7 @@ def bigram(vocab: int = 4, length: int = 6) -> Policy:
       key, (vocab + 1, vocab)))
 
 
+@functools.lru_cache
 def transformer(model: Model, length: int = 6) -> Policy:
   """The run's own model; each sequence answers the prompt of one token, 0."""
   c = dataclasses.replace(model.config, dtype="float64", param_dtype="float64")
@@ -71,6 +75,7 @@ def transformer(model: Model, length: int = 6) -> Policy:
   return Policy(c.vocab_size, length, logp, model.init)
 
 
+@functools.lru_cache
 def tempered(policy: Policy) -> Policy:
   """Sampled at another temperature; parameters: (temperature, params)."""
   def logp(both, tokens):
@@ -80,6 +85,7 @@ def tempered(policy: Policy) -> Policy:
   return dataclasses.replace(policy, logp=logp)
 
 
+@functools.lru_cache
 def nucleus(policy: Policy) -> Policy:
   """Sampled from the smallest sets of mass top_p; parameters: (top_p, params).
 
