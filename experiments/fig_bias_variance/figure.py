@@ -48,7 +48,7 @@ def draw(tables, stem, made_by):
       along = "cap" if panel == "cap" else "x"
       ours = [r for r in data if r["panel"] == panel]
       for row, what in enumerate(labels):
-        ax, ends = axes[row, column], {}
+        ax = axes[row, column]
         for (name,), points in sweep_figures.by(ours, "estimator").items():
           curve = claims_lib.medians(points, along, what)
           if what == "bias" and name == "seq_is":
@@ -56,10 +56,11 @@ def draw(tables, stem, made_by):
           xs = [x if math.isfinite(x) else 40.0 for x in curve]
           ax.plot(xs, list(curve.values()), color=colors[name], marker=".",
                   label=name)
-          ends[name] = list(curve.values())[-1]
         ax.set_xscale("log")
         if what != "cosine":
           ax.set_yscale("log")
+        if what == "bias":
+          ax.set_ylim(bottom=3e-3)  # below: nothing was capped
         if column == 0:
           ax.set_ylabel(labels[what])
         if row == 0:
