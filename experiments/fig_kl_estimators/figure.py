@@ -81,6 +81,8 @@ def draw(tables, stem, made_by):
                   linestyle="--" if weighted else "-",
                   label=name + " x p/q" * weighted)
       ax.set_xscale("log"), ax.set_yscale("log")
+      ax.set_xticks(SDS, [f"{x:g}" for x in SDS])
+      ax.xaxis.minorticks_off()
       ax.set_title(title)
       ax.set_xlabel("sd of logits: " + ("reference" if panel == "on" else "sampler"))
     axes[0].set_ylabel("relative to the KL (drawn from 1e-4)")

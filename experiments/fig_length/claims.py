@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 from scipy.stats import norm
 
 LOW, HIGH = 3e-4, 4e-4  # GSPO's
@@ -35,13 +36,17 @@ def claims(weights, window):
       max(r["inside"] * (1 - r["inside"]), 1 / r["draws"]) / r["draws"])
           for r in window)
   c = lambda variance: math.log(2) / math.log1p(variance)
+  at_half = [float(np.interp(half(sd), *zip(*[(r["T"], r["ess"]) for r in weights
+                                              if r["sd"] == sd])))
+             for sd in {r["sd"] for r in weights} if half(sd) < 5000]
   small = min(r["sd"] for r in window)
   share = {r["T"]: r["inside"] for r in window if r["sd"] == small}
   loose = {r["T"]: r["inside"] for r in window if r["sd"] == 0.02}
   T = max(share)
   return [
       (off < 0.05, f"draws agree with (1 + c)^-T where half is left: {off:.3f} < 0.05"),
-      (round(c(0.01)) == 70 and round(c(0.001)) == 693, "half of the sample is gone "
+      (round(c(0.01)) == 70 and round(c(0.001)) == 693 and all(
+          abs(x - 0.5) < 0.02 for x in at_half), "half of the sample is gone "
        f"after {c(0.01):.0f} tokens at c = 0.01, {c(0.001):.0f} at c = 0.001"),
       (z < 4.5, f"draws agree with the window's formula: {z:.1f} < 4.5 errors"),
       (share[T] > 0.99 and share[1] < 0.1, f"at sd {small:g} GSPO's window has "

@@ -16,7 +16,7 @@ def numbers(tiny: bool):
   caps = np.exp(np.linspace(0, np.log(20), 5 if tiny else 60))
   caps = np.unique(np.concatenate([caps, [1, 2, 5, 10]]))
   rng = np.random.default_rng(0)
-  drawn = rng.standard_normal(10**4 if tiny else 10**6)
+  drawn = rng.standard_normal(10**5 if tiny else 10**6)
   rows = []
   for v in VARIANCES:
     w = np.exp(-v / 2 + math.sqrt(v) * drawn)

@@ -62,28 +62,28 @@ def numbers(tiny: bool):
 
 def draw(tables, stem, made_by):
   by = sweep_figures.by(tables["data"], "name", "sign")
+  kinds = [("weight", 1.0, "weight on A x score, A > 0"),
+           ("weight", -1.0, "weight, A < 0"),
+           ("objective", 1.0, "objective, A = 1"), ("objective", -1.0, "A = -1")]
   with plots.style():
-    figure, axes = plots.plt.subplots(2, 4, figsize=(12, 5.2), sharex=True,
-                                      sharey=True, layout="constrained")
+    figure, axes = plots.plt.subplots(4, 4, figsize=(12, 9), sharex=True,
+                                      sharey="row", layout="constrained")
     for column, names in enumerate(_PANELS):
-      for row, sign in enumerate((1.0, -1.0)):
-        ax = axes[row, column]
+      for ax, (what, sign, label) in zip(axes[:, column], kinds):
         for i, name in enumerate(names):
           points = by[name, sign]
-          ax.plot([p["ratio"] for p in points], [p["weight"] for p in points],
-                  color=plots.COLORS[i], label=name, linestyle=["-", "--", "-.",
-                                                                ":", "-"][i])
-        ax.set_xscale("log")
-        ax.set_ylim(-1, 6.2)
+          ax.plot([p["ratio"] for p in points], [p[what] for p in points],
+                  color=plots.COLORS[i], label=name,
+                  linestyle=["-", "--", "-.", ":", "-"][i])
+        ax.set_ylim((-1, 6.2) if what == "weight" else (-8, 8))
         ax.axvline(1, color="#999999", linewidth=0.6)
-        if row == 0:
-          ax.legend(fontsize=7.5)
-        else:
-          ax.set_xlabel("ratio current / anchor")
+        if column == 0:
+          ax.set_ylabel(label)
+      axes[0, column].legend(fontsize=7.5)
+      axes[0, column].set_xscale("log")
       axes[0, column].set_xticks([0.1, 0.5, 1, 2, 5], ["0.1", "0.5", "1", "2", "5"])
       axes[0, column].minorticks_off()
-    axes[0, 0].set_ylabel("weight on A x score, A > 0")
-    axes[1, 0].set_ylabel("weight, A < 0")
+      axes[3, column].set_xlabel("ratio current / anchor")
     figure.suptitle(
         "What a token weighs: clips cut one side only, caps level off, soft gates "
         "and trust regions close on both", fontweight="bold", fontsize=11, x=0.01,
