@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from configs import addition
-from experiments import command, plots
-from rl_is import overrides, train
+from experiments import command
+from rl_is import overrides, plots, tables, train
 from rl_is.infra import metrics
 
 LAG = 8
@@ -228,7 +228,7 @@ def _main(argv):
   with command.runs():
     rows = run_arms(workdir, given.seeds, given.steps, given.tiny)
   summary = summarize(rows)
-  command.write_csv(summary, os.path.join(workdir, "results.csv"))
+  tables.write_csv(summary, os.path.join(workdir, "results.csv"))
   figure = draw(rows, summary, os.path.join(workdir, "ablation"),
                 "python -m experiments.ablation " + " ".join(sys.argv[1:]))
   print_table(summary)

@@ -1,9 +1,8 @@
 """What the commands of all experiments share: stops, tables, verdicts. Floor 5."""
 
 import contextlib
-import csv
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from rl_is.infra.preemption import Stopped
 
@@ -16,13 +15,6 @@ def runs() -> Iterator[None]:
   except Stopped as stopped:
     print(stopped, file=sys.stderr)
     sys.exit(128 + stopped.signum)
-
-
-def write_csv(rows: Sequence[Mapping], path: str) -> None:
-  with open(path, "w", newline="") as file:
-    writer = csv.DictWriter(file, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
 
 
 def judge(claims: Sequence[tuple[bool, str]], figure: Sequence[str]) -> None:

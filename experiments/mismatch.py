@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from configs import addition
-from experiments import command, plots
-from rl_is import overrides, train
+from experiments import command
+from rl_is import overrides, plots, tables, train
 from rl_is.infra import metrics
 
 MAX_LAG = 8
@@ -250,7 +250,7 @@ def _main(argv):
     rows = measure(given.workdir, given.tiny)
     run = split(given.workdir, given.tiny, given.steps)
     learners = arms(given.workdir, given.tiny, given.steps)
-  command.write_csv(rows, os.path.join(given.workdir, "results.csv"))
+  tables.write_csv(rows, os.path.join(given.workdir, "results.csv"))
   figure = draw(rows, run, learners, os.path.join(given.workdir, "mismatch"),
                 "python -m experiments.mismatch " + " ".join(sys.argv[1:]))
   print_table(rows)

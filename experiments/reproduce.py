@@ -19,6 +19,7 @@ from absl import app, flags
 
 from experiments import command, sweep_figures
 from rl_is.core import checks
+from rl_is.tables import write_csv
 
 HERE = pathlib.Path(__file__).parent
 Tables = Mapping[str, Sequence[Mapping]]
@@ -57,7 +58,7 @@ def reproduce(name: str, workdir: pathlib.Path, tiny: bool):
     tables = {stem: [_shortened(row) for row in rows]
               for stem, rows in tables.items()}
   for stem, rows in tables.items():
-    command.write_csv(rows, str(workdir / f"{stem}.csv"))
+    write_csv(rows, str(workdir / f"{stem}.csv"))
   tables = {stem: read(workdir)[stem] for stem in tables}  # as a reader has them
   made_by = f"python -m experiments.reproduce {name}" + " --tiny" * tiny
   return claims_of(name, tables), figure.draw(

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize, stats
+from rl_is import plots
 
-from experiments import plots
 
 WINDOW = 20  # steps that an end is the mean of
 _RESAMPLES = 2000

@@ -12,16 +12,13 @@ import sys
 import jax
 import numpy as np
 from absl import app, flags, logging
-from etils import epath
 from ml_collections import ConfigDict
 
-from rl_is import build as build_lib
+from rl_is import saved
 from rl_is.build import Parts
 from rl_is.core.types import Params
 from rl_is.infra import mesh as mesh_lib
 from rl_is.infra import rng, sharding
-from rl_is.infra.checkpoint import Checkpoints
-from rl_is.objective import spec as spec_lib
 from rl_is.rollout import batching, generator
 
 
@@ -103,29 +100,12 @@ def evaluate(params: Params, config: ConfigDict, parts: Parts
 
 def of_run(workdir: str, **changes) -> dict[str, float]:
   """`evaluate` of a run's newest checkpoint; changes: of `config.evaluate`."""
-  file = epath.Path(workdir) / "config.json"
-  if not file.exists():
-    raise FileNotFoundError(f"{workdir}: no run there (no config.json)")
-  config = ConfigDict(json.loads(file.read_text()))
+  config = saved.config_of(workdir)
   config.evaluate.update({k: v for k, v in changes.items() if v is not None})
   if config.evaluate.prompts < 1:
     raise ValueError(f"prompts: expected >= 1, got {config.evaluate.prompts}")
-  parts = build_lib.build(config, corrections=_unknown_corrections(config))
-  checkpoints = Checkpoints(workdir)
-  saved = checkpoints.restore_newest(build_lib.abstract_state(config, parts))
-  checkpoints.close()
-  if saved is None:
-    raise FileNotFoundError(f"{workdir}: no checkpoint there yet")
-  metrics = evaluate(saved.state["learner"].params, config, parts)
-  return dict(step=saved.position["step"], **metrics)
-
-
-def _unknown_corrections(config: ConfigDict) -> dict:
-  """Stand-ins for a user's own corrections: nothing here calls them."""
-  text = config.objective.corrections
-  names = [c.row for c in spec_lib.parse_corrections(text or "none")]
-  return {name: build_lib.stand_in for name in names
-          if name not in spec_lib.corrections_table({})}
+  run = saved.newest(workdir, config)
+  return dict(step=run.step, **evaluate(run.state.params, config, run.parts))
 
 
 def main() -> None:

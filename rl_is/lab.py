@@ -9,7 +9,6 @@ sum: nothing is sampled, except for objectives that compare the sequences of a
 batch, which have error bars.
 """
 
-import csv
 import functools
 import math
 import sys
@@ -17,11 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
-import numpy as np
 from absl import app, flags
-from rich.console import Console
-from rich.table import Table
 
+from rl_is import tables
 from rl_is.core import checks
 from rl_is.core.types import Params
 from rl_is.exact import enumerate as enum
@@ -175,35 +172,6 @@ def _sampled(sampler, objective, points, exact, batches, draws, lag):
            for n in batches})
 
 
-def write_csv(rows: Sequence[Mapping], path: str) -> None:
-  names = dict.fromkeys(name for row in rows for name in row)
-  with open(path, "w", newline="") as file:
-    writer = csv.DictWriter(file, list(names), restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-
-
-def show(rows: Sequence[Mapping]) -> None:
-  """As a table on standard output, with its errors in brackets."""
-  names = [name for name in dict.fromkeys(n for row in rows for n in row)
-           if not name.endswith("_se") and name != "method"]
-  out = Table(title="relative to the exact gradient; variance of one sequence")
-  for name in names:
-    out.add_column(name, justify="right" if name not in (
-        "behaviour", "estimator") else "left", no_wrap=True)
-  for row in rows:
-    out.add_row(*(_cell(row.get(n), row.get(f"{n}_se")) for n in names))
-  Console(width=max(100, 12 * len(names))).print(out)
-
-
-def _cell(x, error) -> str:
-  if x is None or (isinstance(x, float) and math.isnan(x)):
-    return "-"
-  if not isinstance(x, (float, np.floating)):
-    return str(x)
-  return f"{x:.3g}" if error is None else f"{x:.3g} ({error:.1g})"
-
-
 def main() -> None:
   flags.DEFINE_enum("policy", "bigram", ["tabular", "bigram", "transformer"],
                     "Kind of the policy.")
@@ -245,8 +213,9 @@ def _main(argv) -> None:
       batches=[int(n) for n in f.batches], draws=f.draws,
       may_lose_support=f.may_lose_support)
   if f.csv:
-    write_csv(rows, f.csv)
-  show(rows)
+    tables.write_csv(rows, f.csv)
+  tables.show(rows, "relative to the exact gradient; variance of one sequence",
+              hidden=["method"])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import plots
+from rl_is import plots
 from rl_is.core.types import Batch, PolicyOutputs
 from rl_is.evaluate import summarize
 from rl_is.infra import metrics

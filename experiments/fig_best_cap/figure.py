@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from experiments import plots, sweep_figures
+from experiments import sweep_figures
 from experiments.fig_best_cap import claims as claims_lib
-from rl_is import lab
+from rl_is import lab, plots
 
 KIND = "analytic"
 NOISE = (0.2, 0.35, 0.5)

@@ -2,9 +2,9 @@
 
 import math
 
-from experiments import plots, sweep_figures
+from experiments import sweep_figures
 from experiments.fig_bias_variance import claims as claims_lib
-from rl_is import lab
+from rl_is import lab, plots
 
 KIND = "analytic"
 NAMES = ("none", "token_tis", "token_is", "prefix_is", "seq_is", "geometric_is",

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import plots, sweep_figures
+from experiments import sweep_figures
+from rl_is import plots
 from rl_is.ops import surrogates
 
 KIND = "analytic"

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from experiments import plots, sweep_figures
-from rl_is import lab
+from experiments import sweep_figures
+from rl_is import lab, plots
 from rl_is.exact import enumerate as enum
 
 KIND = "analytic"

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 
-from experiments import plots
-from rl_is import psis
+from rl_is import plots, psis
 
 KIND = "analytic"
 N = 1000

@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import plots
 from experiments.fig_kl_estimators import claims as claims_lib
-from rl_is import ops
+from rl_is import ops, plots
 from rl_is.exact.precision import in_float64
 from rl_is.ops import regularizers
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from experiments import plots
 from experiments.fig_length import claims as claims_lib
+from rl_is import plots
 
 KIND = "analytic"
 SDS = (0.005, 0.02, 0.1)  # of a token's log ratio, nats

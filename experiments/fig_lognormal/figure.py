@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 
-from experiments import plots, sweep_figures
+from experiments import sweep_figures
 from experiments.fig_lognormal import claims as claims_lib
+from rl_is import plots
 
 KIND = "analytic"
 VARIANCES = (0.01, 0.1, 0.5, 1.0, 2.0)

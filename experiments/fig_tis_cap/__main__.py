@@ -15,6 +15,7 @@ from absl import app, flags
 
 from experiments import command
 from experiments.fig_tis_cap import claims, figure
+from rl_is.tables import write_csv
 
 
 def _main(argv: list[str]) -> None:
@@ -26,7 +27,7 @@ def _main(argv: list[str]) -> None:
   tables = figure.tables_of(at)
   found = claims.claims(**tables)
   (at / "claims.json").write_text(json.dumps(found))
-  command.write_csv(tables["curves"], str(at / "curves.csv"))
+  write_csv(tables["curves"], str(at / "curves.csv"))
   command.judge(found, figure.draw(
       tables, os.path.join(at, "figure"),
       "python -m experiments.fig_tis_cap " + " ".join(sys.argv[1:])))

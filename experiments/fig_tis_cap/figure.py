@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from experiments import plots, sweep_figures
+from experiments import sweep_figures
 from experiments.fig_tis_cap import claims as claims_lib
+from rl_is import plots
 
 KIND = "training"
 _SWEEP = "configs/sweeps/tis_cap.py"

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import plots, sweep_figures
-from rl_is import ops
+from experiments import sweep_figures
+from rl_is import ops, plots
 from rl_is.exact.precision import in_float64
 
 KIND = "analytic"

@@ -16,7 +16,6 @@ import numpy as np
 from jax import flatten_util, lax
 
 from rl_is import ops
-from rl_is.core import checks
 from rl_is.core.types import Array, Batch, Params, PolicyOutputs
 from rl_is.exact import enumerate as enum
 from rl_is.exact.policies import Policy
@@ -26,7 +25,7 @@ from rl_is.objective import presets, settings
 from rl_is.objective import spec as spec_lib
 from rl_is.objective.compose import Objective
 from rl_is.objective.settings import Corrections
-from rl_is.objective.spec import Correction, Spec
+from rl_is.objective.spec import Spec
 
 _INF = float("inf")
 
@@ -56,21 +55,14 @@ class Quality(NamedTuple):
 
 def named(name: str, corrections: Corrections = {}
           ) -> tuple[Objective, dict[str, float]]:
-  """An estimator by its name here, a preset's or one's own correction's.
+  """An estimator by a name of `settings.named`.
 
-  A preset's advantage, aggregation and regularizer are replaced: A is R less
-  E_q[R], a sequence's loss is the sum over its tokens, nothing is added.
-  corrections: see `settings.named`.
+  Its advantage, aggregation and regularizer are replaced: A is R less
+  E_q[R], a sequence's loss is the sum over its tokens, nothing is added, and no
+  log ratio is clamped.
   """
-  if name in _NAMED:
-    spec, values, extra = *_NAMED[name], {}
-  else:
-    try:
-      spec, values, extra = settings.named(name, corrections)
-    except ValueError:
-      raise ValueError(checks.unknown("estimator", name, [
-          *_NAMED, *presets.PRESETS, *corrections])) from None
-    spec = plain(spec)
+  spec, values, extra = settings.named(name, corrections)
+  spec = plain(spec)
   takes = constants_lib.taken(spec, extra)
   values = {k: v for k, v in values.items() if k in takes}
   if "max_log_ratio" in takes:
@@ -88,31 +80,9 @@ def plain(spec: Spec) -> Spec:
       options=tuple((k, v) for k, v in spec.options if k in kept))
 
 
-def _pg(*corrections: Correction, **constants: float):
-  return Spec(advantage="given", aggregation="token_sum",
-              corrections=corrections), constants
-
-
-def _is(level: str, cap: float = _INF):
-  return _pg(Correction("tis", num="current", level=level), cap=cap)
-
-
-# Weights on the score alone: the whole ratio current/behaviour.
-_NAMED = {
-    "none": _pg(),
-    "token_is": _is("token"), "prefix_is": _is("prefix"),
-    "seq_is": _is("sequence_sum"), "geometric_is": _is("sequence_mean"),
-    "token_tis": _is("token", 2.0), "sequence_tis": _is("sequence_sum", 2.0),
-    "token_mis": _pg(Correction("mis", num="current"), cap=2.0),
-    "sequence_mis": _pg(
-        Correction("mis", num="current", level="sequence_sum"), cap=2.0),
-    "icepop_is": _pg(Correction("icepop", num="current"), low=0.5, high=5.0),
-}
-
-
 def names() -> list[str]:
   """Every estimator whose expectation is a sum over single sequences."""
-  return [*_NAMED, *(n for n, p in presets.PRESETS.items()
+  return [*settings.PLAIN, *(n for n, p in presets.PRESETS.items()
                      if not is_coupled(p.spec))]
 
 

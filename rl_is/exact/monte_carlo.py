@@ -15,7 +15,7 @@ import numpy as np
 from jax import flatten_util, lax
 
 from rl_is.core import checks
-from rl_is.core.types import Array, Params, PolicyOutputs
+from rl_is.core.types import Params, PolicyOutputs
 from rl_is.exact import enumerate as enum
 from rl_is.exact import estimators
 from rl_is.exact.policies import Policy

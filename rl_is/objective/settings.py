@@ -4,6 +4,7 @@ For what compares many objectives on the same data: `exact`, the lab, the replay
 """
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import jax.numpy as jnp
@@ -28,17 +29,44 @@ def own(corrections: Corrections) -> dict[str, ops.Row]:
           for name, piece in corrections.items()}
 
 
+def _weighed(level: str | None = None, row: str = "tis", **constants: float
+             ) -> tuple[Spec, Point]:
+  """The score under a weight of the whole ratio current/behaviour; sums over
+  tokens, A = R less its group's mean."""
+  chosen = () if level is None else (Correction(row, num="current", level=level),)
+  return Spec(advantage="dr_grpo", aggregation="sequence_mean_token_sum",
+              corrections=chosen), constants
+
+
+_INF = math.inf
+# Textbook estimators: what the published ones stand between.
+PLAIN = {
+    "none": _weighed(),
+    "token_is": _weighed("token", cap=_INF),
+    "prefix_is": _weighed("prefix", cap=_INF),
+    "seq_is": _weighed("sequence_sum", cap=_INF),
+    "geometric_is": _weighed("sequence_mean", cap=_INF),
+    "token_tis": _weighed("token", cap=2.0),
+    "sequence_tis": _weighed("sequence_sum", cap=2.0),
+    "token_mis": _weighed("token", "mis", cap=2.0),
+    "sequence_mis": _weighed("sequence_sum", "mis", cap=2.0),
+    "icepop_is": _weighed("token", "icepop", low=0.5, high=5.0),
+}
+
+
 def named(name: str, corrections: Corrections = {}
           ) -> tuple[Spec, Point, Extra]:
   """(spec, its constants' defaults, its extra rows) of a name.
 
-  A preset's; or that of one of the user's own corrections, which weighs `pg` by
-  the whole ratio current/behaviour.
+  One of `PLAIN`, a preset's, or that of one of the user's own corrections, which
+  then weighs the score by the whole ratio current/behaviour.
   """
   if name in corrections:
     extra = own({name: corrections[name]})
-    return Spec(corrections=(Correction(name, num="current"),)), {}, extra
-  checks.choice("objective", name, [*presets.PRESETS, *corrections])
+    return _weighed("token", name)[0], {}, extra
+  if name in PLAIN:
+    return *PLAIN[name], {}
+  checks.choice("objective", name, [*PLAIN, *presets.PRESETS, *corrections])
   preset = presets.PRESETS[name]
   return preset.spec, dict(preset.constants), {}
 

@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from experiments import ablation, plots
+from experiments import ablation
+from rl_is import plots
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -1,4 +1,4 @@
-"""Figures: one look for all of them, SVG and PNG beside each other. Floor 5."""
+"""Figures: one look for all of them, SVG and PNG beside each other. Floor 4."""
 
 import os
 from collections.abc import Mapping, Sequence
