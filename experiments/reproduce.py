@@ -15,7 +15,7 @@ import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from experiments import command, sweep_figures
 from rl_is.core import checks
@@ -83,6 +83,7 @@ def listing() -> list[str]:
 
 def _main(argv: list[str]) -> None:
   f = flags.FLAGS
+  logging.set_verbosity(logging.WARNING)
   if f.list:
     print("\n".join(listing()))
     return

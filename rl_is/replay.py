@@ -51,19 +51,20 @@ class Data(NamedTuple):
   source: str
 
 
-def load(rollouts: str, checkpoint: str | None = None, *,
+def load(rollouts: str, checkpoint: str | None = None, *, newest: int = 0,
          drop_nonfinite: bool = False) -> Data:
   """Stored rollouts under the learner that trained on them, or a later one.
 
   Args:
     rollouts: of `store.read`.
     checkpoint: a run's workdir: its newest parameters score the rollouts anew.
+    newest: how many batches, the last ones; 0: all.
     drop_nonfinite: leave out answers with a NaN or infinite log-prob.
 
   Raises:
     ValueError: nothing there, log-probs that are missing or not finite.
   """
-  records = list(store.read(rollouts))
+  records = list(store.read(rollouts))[-newest:]
   shapes = {r.batch.tokens.shape for r in records}
   if len(shapes) > 1:
     raise ValueError(f"replay: {rollouts}: expected batches of one shape, got "
@@ -159,19 +160,23 @@ def table(rollouts: str | Data, names: Sequence[str], *,
   data = rollouts if isinstance(rollouts, Data) else load(rollouts, checkpoint)
   asked = {name: _objective(name, data, corrections)
            for name in dict.fromkeys([*names, reference])}
+  names = list(dict.fromkeys(names))
   settings.check_swept(sweep, {
       constant for objective, _ in asked.values()
       for constant in constants_lib.taken(objective.spec, dict(objective.extra))})
-  points = {name: settings.points(
-      objective.spec, defaults, sweep if name in names else {},
-      dict(objective.extra)) for name, (objective, defaults) in asked.items()}
-  found = {}
-  with progress.Steps("replay", len(asked) * len(data.batches)) as bar:
-    for name, (objective, _) in asked.items():
-      found[name] = _replayed(name, objective, points[name], data, bar,
-                              len(found) * len(data.batches))
-  # The reference at its own constants: its first point.
-  along = _mean_gradient(found[reference][0])
+  points = {name: settings.points(objective.spec, defaults, sweep,
+                                  dict(objective.extra))
+            for name, (objective, defaults) in asked.items() if name in names}
+  found, batches = {}, len(data.batches)
+  with progress.Steps("replay", (len(names) + 1) * batches) as bar:
+    # At its own constants, whatever is swept.
+    objective, defaults = asked[reference]
+    along = _mean_gradient(_replayed(
+        reference, objective, settings.points(objective.spec, defaults, {}, dict(
+            objective.extra)), data, bar, 0)[0])
+    for name in names:
+      found[name] = _replayed(name, asked[name][0], points[name], data, bar,
+                              (len(found) + 1) * batches)
   return [dict(objective=name, **{k: p.get(k) for k in sweep},
                **_row(one, along))
           for name in names for p, one in zip(points[name], found[name])]
@@ -223,13 +228,13 @@ def _row(batches: Sequence[Replayed], along: np.ndarray | None) -> dict:
   totals = {name: np.sum([np.float64(one.totals[name]) for one in batches], axis=0)
             for name in batches[0].totals}
   n, _, _, first, second = totals["all"]
-  tokens, low, high = np.sum([np.float64(one.clipped) for one in batches], axis=0)
+  tokens, low, high, cut = np.sum([np.float64(one.clipped) for one in batches], axis=0)
   row = dict(
       loss=float(np.mean([one.loss for one in batches])),
       ess=float(first**2 / (n * second)) if second > 0 else math.nan,
       weight_left=float(np.nanmean([one.weight_left for one in batches])),
       tokens_effective=float(np.nanmean([one.tokens_effective for one in batches])),
-      clip_low=low / tokens, clip_high=high / tokens)
+      clip_low=low / tokens, clip_high=high / tokens, capped=cut / tokens)
   if along is not None:
     row |= _gradients(batches, along)
   for name, (count, changed, dropped, _, _) in totals.items():
@@ -331,6 +336,8 @@ def main() -> None:
   flags.DEFINE_string("checkpoint", None, "A run's workdir: its newest parameters "
                       "are the learner, and gradients are measured.")
   flags.DEFINE_string("reference", REFERENCE, "Whose gradient cosines are with.")
+  flags.DEFINE_integer("newest", 0, "How many batches, the last ones; 0: all.",
+                       lower_bound=0)
   flags.DEFINE_bool("drop_nonfinite", False, "Leave out answers with a log-prob "
                     "that is not finite.")
   flags.DEFINE_string("out", None, "Folder; unset: `replay` beside the rollouts.")
@@ -347,7 +354,8 @@ def _main(argv) -> None:
   logging.set_verbosity(logging.WARNING)
   checks.choice("--reference", f.reference, [*settings.PLAIN, *presets.PRESETS])
   sweep = settings.parse_sweep(f.sweep)
-  data = load(argv[1], f.checkpoint, drop_nonfinite=f.drop_nonfinite)
+  data = load(argv[1], f.checkpoint, newest=f.newest,
+              drop_nonfinite=f.drop_nonfinite)
   rows = table(data, f.objectives, sweep=sweep, reference=f.reference)
   at = pathlib.Path(argv[1])
   out = pathlib.Path(f.out or (at.parent if at.is_file() else at) / "replay")

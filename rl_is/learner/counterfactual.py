@@ -29,7 +29,9 @@ class Replayed:
   weight_left: Array  # mean factor, each token by its share of the denominator
   tokens_effective: Array  # (sum a)^2 / sum a^2, a the factor times that share
   totals: dict[str, Array]  # part -> [5]: tokens, changed, dropped, sum f, sum f^2
-  clipped: Array  # [3]: tokens, bound from below, from above
+  # [4] counts: tokens, bound from below, from above, whose weight a correction
+  # has cut (of several, the one that cuts most).
+  clipped: Array
   gradient: Array  # [groups, K] projections of the groups' parts; K = 0: none
 
 
@@ -87,14 +89,17 @@ def replay(batch: Batch, logp: Array, scores: Array, lengths: tuple[float, float
     totals = {name: jnp.stack([jnp.sum(jnp.where(part & live, x, 0)) for x in (
         jnp.ones_like(f), changed * 1.0, dropped * 1.0, f, f**2)])
               for name, part in parts_of(prepared, lengths).items()}
-    hit = lambda side: (metrics[f"clip/frac_{side}"].total
-                        if f"clip/frac_{side}" in metrics else jnp.zeros(()))
+    count = lambda name: (metrics[name].total if name in metrics
+                          else jnp.zeros((), f.dtype))
+    bound = [count("clip/frac_low"), count("clip/frac_high"), functools.reduce(
+        jnp.maximum, (count(f"{c.name}/changed_frac")
+                      for c in objective.spec.corrections), jnp.zeros((), f.dtype))]
     rows = jnp.einsum("bt,btk->bk", jnp.where(prepared.mask, c, 0), scores)
     second = jnp.sum(a**2)
     return Replayed(
         value, jnp.sum(a) / jnp.where(weight > 0, weight, jnp.nan),
         jnp.sum(a)**2 / jnp.where(second > 0, second, jnp.nan), totals,
-        jnp.stack([jnp.sum(prepared.mask, dtype=f.dtype), hit("low"), hit("high")]),
+        jnp.stack([jnp.sum(prepared.mask, dtype=f.dtype), *bound]),
         jax.ops.segment_sum(rows, batch.group, groups))
 
   return lax.map(setting, constants)

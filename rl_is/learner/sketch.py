@@ -65,4 +65,4 @@ def cosine(a: np.ndarray, b: np.ndarray) -> Estimate:
   if not size > 0:
     return Estimate(float("nan"), float("nan"))
   value = float(a @ b / size)
-  return Estimate(value, (1 - value**2) / len(a)**0.5)
+  return Estimate(value, max(1 - value**2, 0) / len(a)**0.5)
