@@ -80,7 +80,8 @@ def test_python_blocks_run(code, tmp_path, request):
       f"overrides.apply(config, {s.split('=')[0].removeprefix('--config.')!r}, "
       f"{s.split('=')[1]!r})\n" for s in SHRINK)
   code = code.replace('train.run(config, "runs/', "from rl_is import overrides\n"
-                      + shrunk + f'train.run(config, "{tmp_path}/')
+                      + shrunk + 'train.run(config, "runs/')
+  code = code.replace('"runs/', f'"{tmp_path}/')
   out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True,
                        capture_output=True, env=dict(os.environ, XLA_FLAGS=""))
   assert out.returncode == 0, out.stderr[-2000:]
