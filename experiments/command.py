@@ -1,4 +1,4 @@
-"""What the commands of all experiments share: stops, tables, verdicts. Floor 5."""
+"""What the commands of all experiments share: stops, verdicts. Floor 5."""
 
 import contextlib
 import sys

@@ -35,12 +35,8 @@ def figure_of(name: str):
 
 def committed(name: str) -> dict[str, list[dict]]:
   """The tables that are in the repository, by the file's stem."""
-  return read(HERE / name)
-
-
-def read(folder: pathlib.Path) -> dict[str, list[dict]]:
   return {path.stem: sweep_figures.read_csv(path)
-          for path in sorted(folder.glob("*.csv"))}
+          for path in sorted((HERE / name).glob("*.csv"))}
 
 
 def claims_of(name: str, tables: Tables) -> list[tuple[bool, str]]:
@@ -52,14 +48,15 @@ def reproduce(name: str, workdir: pathlib.Path, tiny: bool):
   """Everything again, in workdir -> (claims, paths of the picture)."""
   figure = figure_of(name)
   workdir.mkdir(parents=True, exist_ok=True)
-  tables = (figure.numbers(tiny) if figure.KIND == "analytic" else
-            figure.run(str(workdir), tiny))
   if figure.KIND == "analytic":
     tables = {stem: [_shortened(row) for row in rows]
-              for stem, rows in tables.items()}
+              for stem, rows in figure.numbers(tiny).items()}
+  else:
+    tables = figure.run(str(workdir), tiny)
   for stem, rows in tables.items():
-    write_csv(rows, str(workdir / f"{stem}.csv"))
-  tables = {stem: read(workdir)[stem] for stem in tables}  # as a reader has them
+    path = workdir / f"{stem}.csv"
+    write_csv(rows, str(path))
+    tables[stem] = sweep_figures.read_csv(path)  # as a reader has it
   made_by = f"python -m experiments.reproduce {name}" + " --tiny" * tiny
   return claims_of(name, tables), figure.draw(
       tables, str(workdir / "figure"), made_by)

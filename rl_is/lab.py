@@ -9,7 +9,6 @@ sum: nothing is sampled, except for objectives that compare the sequences of a
 batch, which have error bars.
 """
 
-import functools
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +26,10 @@ from rl_is.exact.policies import Policy
 from rl_is.infra import progress
 from rl_is.models.config import TransformerConfig
 from rl_is.models.transformer import Model
-from rl_is.objective import constants as constants_lib
 from rl_is.objective import settings
 from rl_is.objective.settings import Corrections
 
-MAIN = ("none", "token_is", "prefix_is", "seq_is", "geometric_is", "token_tis",
-        "sequence_tis", "token_mis", "sequence_mis", "icepop_is")
+MAIN = tuple(settings.PLAIN)
 BATCHES = (1, 64, 4096)  # sequences that a mean squared error is of
 _BEHAVIOURS = ("noise", "stale", "round", "temperature", "top_p")
 
@@ -119,9 +116,7 @@ def table(names: Sequence[str] = MAIN, *, at: Setting | None = None,
   """
   at = setting() if at is None else at
   named = {name: estimators.named(name, corrections) for name in names}
-  settings.check_swept(sweep, {
-      constant for objective, _ in named.values()
-      for constant in constants_lib.taken(objective.spec, dict(objective.extra))})
+  settings.check_swept(sweep, (objective for objective, _ in named.values()))
   exact = enum.gradient(at.policy, at.params, at.reward)
   out, done = [], 0
   with progress.Steps("lab", len(behaviours) * len(named)) as bar:
@@ -134,10 +129,11 @@ def table(names: Sequence[str] = MAIN, *, at: Setting | None = None,
       for name, (objective, defaults) in named.items():
         points = settings.points(objective.spec, defaults, sweep,
                                  dict(objective.extra))
-        measure = (_sampled if estimators.is_coupled(
-            objective.spec, dict(objective.extra)) else functools.partial(
-                _exact, may_lose_support=may_lose_support))
-        found = measure(sampler, objective, points, exact, batches, draws, lag)
+        if estimators.is_coupled(objective.spec, dict(objective.extra)):
+          found = _sampled(sampler, objective, points, exact, batches, lag, draws)
+        else:
+          found = _exact(sampler, objective, points, exact, batches, lag,
+                         may_lose_support)
         out += [dict(head, estimator=name,
                      **{k: p.get(k) for k in sweep}, **row)
                 for p, row in zip(points, found)]
@@ -146,9 +142,7 @@ def table(names: Sequence[str] = MAIN, *, at: Setting | None = None,
   return out
 
 
-def _exact(sampler, objective, points, exact, batches, draws, lag, *,
-           may_lose_support):
-  del draws
+def _exact(sampler, objective, points, exact, batches, lag, may_lose_support):
   found = estimators.quality(estimators.moments(
       *sampler, objective, settings.stacked(points), lag=lag,
       may_lose_support=may_lose_support), exact)
@@ -158,7 +152,7 @@ def _exact(sampler, objective, points, exact, batches, draws, lag, *,
                **{f"mse_{n}": float(found.mse(n)[i]) for n in batches})
 
 
-def _sampled(sampler, objective, points, exact, batches, draws, lag):
+def _sampled(sampler, objective, points, exact, batches, lag, draws):
   batch = max(batches)
   for point in points:
     found = monte_carlo.sampled(*sampler, objective, point, exact, batch=batch,

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib
 
-matplotlib.use("Agg")
+if "MPLBACKEND" not in os.environ:  # as a notebook sets it, or the user
+  matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 

@@ -44,8 +44,7 @@ class Data(NamedTuple):
   """Stored batches as one learner meets them."""
 
   steps: list[int]
-  batches: list[Batch]  # with logp_prox = logp
-  logp: list[Array]  # [B, T] of that learner
+  batches: list[Batch]  # logp_prox: of that learner
   scores: list[Array | None]  # [B, T, K]; None: not sketched
   lengths: tuple[float, float]  # thirds of the answers
   source: str
@@ -88,8 +87,8 @@ def load(rollouts: str, checkpoint: str | None = None, *, newest: int = 0,
   batches = _finite(records, batches, drop_nonfinite)
   length = np.concatenate([b.mask.sum(axis=1) for b in batches])
   cut = np.quantile(length[length > 0], [1 / 3, 2 / 3], method="lower")
-  return Data([r.step for r in records], batches, [b.logp_prox for b in batches],
-              scores, (float(cut[0]), float(cut[1])), source)
+  return Data([r.step for r in records], batches, scores,
+              (float(cut[0]), float(cut[1])), source)
 
 
 def _scored(batches: Sequence[Batch], run: saved.Run):
@@ -161,9 +160,7 @@ def table(rollouts: str | Data, names: Sequence[str], *,
   asked = {name: _objective(name, data, corrections)
            for name in dict.fromkeys([*names, reference])}
   names = list(dict.fromkeys(names))
-  settings.check_swept(sweep, {
-      constant for objective, _ in asked.values()
-      for constant in constants_lib.taken(objective.spec, dict(objective.extra))})
+  settings.check_swept(sweep, (objective for objective, _ in asked.values()))
   points = {name: settings.points(objective.spec, defaults, sweep,
                                   dict(objective.extra))
             for name, (objective, defaults) in asked.items() if name in names}
@@ -208,7 +205,7 @@ def _replayed(name, objective, points, data, bar, done) -> list[list[Replayed]]:
       scores = np.zeros((*batch.tokens.shape, 0), np.float32)
     try:
       found = counterfactual.replay(
-          batch, data.logp[i], scores, data.lengths, constants, key,
+          batch, scores, data.lengths, constants, key,
           objective=objective, groups=int(batch.group.max()) + 1)
     except ValueError as error:
       raise ValueError(f"replay: {name}: {error}") from None
@@ -260,8 +257,9 @@ def _gradients(batches: Sequence[Replayed], along: np.ndarray) -> dict:
 def apart(data: Data) -> dict[str, float]:
   """How far the learner is from the sampler; the same for every objective."""
   total = {}
-  for batch, logp in zip(data.batches, data.logp):
-    one = diagnostics.mismatch(jnp.asarray(logp), batch.logp_behaviour, batch.mask)
+  for batch in data.batches:
+    one = diagnostics.mismatch(jnp.asarray(batch.logp_prox), batch.logp_behaviour,
+                               batch.mask)
     total = {k: total[k] + v if total else v for k, v in one.items()}
   lag = np.concatenate([(b.version_now[:, None] - b.version)[b.mask]
                         for b in data.batches])

@@ -75,7 +75,8 @@ def test_factors_are_those_of_a_loop(data):
   """Dropped and changed shares, ESS, weight left of token TIS and PPO by numpy."""
   got = rows_of(replay.table(data, ["token_mis", "ppo", "none"], sweep=dict(cap=[1.1])))
   f_mis, f_ppo, signs = [], [], []
-  for batch, logp in zip(data.batches, data.logp):
+  for batch in data.batches:
+    logp = batch.logp_prox
     for g in np.unique(batch.group):
       rows = batch.group == g
       adv = batch.reward[rows] - np.nanmean(batch.reward[rows])
@@ -101,7 +102,7 @@ def test_factors_are_those_of_a_loop(data):
 def test_gradients_are_those_of_the_model(learner, data):
   """Each projection is that of the true gradient; norm and cosine within errors."""
   state = learner
-  batch, logp = data.batches[-1], data.logp[-1]
+  batch = data.batches[-1]
   model, t = state.parts.model, state.parts.constants["temperature"]
 
   def gradient(name):
@@ -114,7 +115,7 @@ def test_gradients_are_those_of_the_model(learner, data):
     return jax.tree.map(jnp.negative, jax.jit(jax.grad(loss))(state.state.params))
 
   one = data._replace(
-      steps=data.steps[-1:], batches=[batch], logp=[logp], scores=data.scores[-1:])
+      steps=data.steps[-1:], batches=[batch], scores=data.scores[-1:])
   got = rows_of(replay.table(one, ["ppo", "token_tis"], reference="none"))
   along = gradient("none")
   for name in ("ppo", "token_tis"):
@@ -155,7 +156,7 @@ def test_many_settings_are_those_one_by_one(data):
 
 def test_on_policy_nothing_acts(data):
   """A learner that is the sampler: all factors are 1 whatever the correction."""
-  same = data._replace(logp=[b.logp_behaviour for b in data.batches], batches=[
+  same = data._replace(batches=[
       b.replace(logp_prox=b.logp_behaviour) for b in data.batches])
   for row in replay.table(same, ["seq_is", "ppo", "gspo", "icepop", "seq_mis"]):
     assert row["changed"] == row["dropped"] == 0 and row["ess"] == pytest.approx(1)

@@ -18,7 +18,8 @@ def numbers(tiny: bool):
   for seed in range(2 if tiny else 8):
     at = lab.setting(seed=seed, steps=0, **size)
     noise, = lab.table(["none"], at=at, behaviours=["noise:0"])
-    rows += [dict(seed=seed, on_policy=noise["variance"], noise=float(r["behaviour"].split(":")[1]),
+    rows += [dict(seed=seed, on_policy=noise["variance"],
+                  noise=float(r["behaviour"].split(":")[1]),
                   **{k: r[k] for k in ("chi2", "cap", "bias", "variance")})
              for r in lab.table(["sequence_tis"], at=at, sweep=dict(cap=caps),
                                 behaviours=[f"noise:{x}" for x in NOISE])]

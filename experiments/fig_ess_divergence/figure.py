@@ -23,7 +23,8 @@ def numbers(tiny: bool):
         q, q_params, _ = at.behaviour(f"{kind}:{x}")
         found = enum.divergence(at.policy, at.params, q, q_params, at.reward)
         rows.append(dict(kind=kind, x=x, seed=seed, kl_qp=float(found.kl_qp),
-                         kl_pq=float(found.kl_pq), chi2=float(found.chi2), ess=float(found.ess)))
+                         kl_pq=float(found.kl_pq), chi2=float(found.chi2),
+                         ess=float(found.ess)))
   return dict(data=rows)
 
 

@@ -10,19 +10,15 @@ KIND = "training"
 NAMES = ("none", "token_tis", "sequence_tis", "ppo", "gspo", "seq_mis")
 SWEEP = dict(cap=[1.0, 1.5, 2.0, 3.0, 5.0, 10.0, math.inf])
 NEWEST = 16  # batches
-# The machinery alone.
-_TINY = ("train.steps=9", "warm_start.steps=1", "warm_start.batch=8",
-         "rollout.batch_size=8", "rollout.group_size=4", "model.layers=1",
-         "model.embed=16", "model.mlp=16", "evaluate.prompts=4")
 
 
 def run(workdir: str, tiny: bool) -> dict[str, list[dict]]:
   """Trains with PPO on data 8 updates old, and replays its newest rollouts."""
   subprocess.run(
-      [sys.executable, "-m", "rl_is.main", "--config=configs/addition.py:lag=8",
-       "--config.objective.preset=ppo", "--config.train.steps=80",
-       "--config.store.every=1", f"--workdir={workdir}/run",
-       *(f"--config.{c}" for c in _TINY if tiny)], check=True)
+      [sys.executable, "-m", "rl_is.main",
+       "--config=configs/addition.py:lag=8" + ",tiny" * tiny,
+       "--config.objective.preset=ppo", f"--config.train.steps={9 if tiny else 80}",
+       "--config.store.every=1", f"--workdir={workdir}/run"], check=True)
   data = replay.load(f"{workdir}/run", f"{workdir}/run", newest=NEWEST)
   return dict(data=replay.table(data, NAMES, sweep=SWEEP),
               apart=[replay.apart(data)])

@@ -118,14 +118,17 @@ def coefficients(objective: Objective, constants: Mapping[str, Array],
       tokens, enum.at_tokens(logp_prox_all, tokens), logq_all, drawn, adv, lag),
       constants)
 
-  def loss(logp_all):
-    ids = jnp.where(batch.head_ids >= 0, logp_all, -1e30)
-    outputs = PolicyOutputs(
-        enum.at_tokens(logp_all, tokens),
-        logp_ids=ids if objective.needs_head else None)
-    return objective.loss(outputs, batch, constants)[0]
-
+  loss = lambda logp_all: objective.loss(
+      outputs_of(objective, batch, logp_all), batch, constants)[0]
   return -jax.grad(loss)(logp_all)
+
+
+def outputs_of(objective: Objective, batch: Batch, logp_all: Array
+               ) -> PolicyOutputs:
+  """What scoring would return for rows of `batch_of`."""
+  ids = (jnp.where(batch.head_ids >= 0, logp_all, -1e30)
+         if objective.needs_head else None)
+  return PolicyOutputs(enum.at_tokens(logp_all, batch.tokens), logp_ids=ids)
 
 
 @in_float64
@@ -158,9 +161,10 @@ def moments(policy: Policy, params: Params, behaviour: Policy,
       raise ValueError(f"exact: constants: {name}: expected a number or shape "
                        f"({M},), got {v.shape}")
   values = {k: jnp.broadcast_to(v, (M,)) for k, v in values.items()}
-  bad = lost_support(policy, params, behaviour, behaviour_params)
-  if bad is not None and not may_lose_support:
-    raise ValueError(bad)
+  if not may_lose_support:
+    bad = lost_support(policy, params, behaviour, behaviour_params)
+    if bad is not None:
+      raise ValueError(bad)
   return _moments(params, params if prox_params is None else prox_params,
                   behaviour_params, values, jnp.float64(lag), policy=policy,
                   behaviour=behaviour, reward=reward, objective=objective)

@@ -15,7 +15,7 @@ import numpy as np
 from jax import flatten_util, lax
 
 from rl_is.core import checks
-from rl_is.core.types import Params, PolicyOutputs
+from rl_is.core.types import Params
 from rl_is.exact import enumerate as enum
 from rl_is.exact import estimators
 from rl_is.exact.policies import Policy
@@ -95,11 +95,8 @@ def _draws(params, behaviour_params, constants, key, lag, *, policy, behaviour,
     prepared = objective.prepare(rows, constants, own)
 
     def loss(flat):
-      logp_all = policy.logp(unravel(flat), tokens)
-      ids = jnp.where(prepared.head_ids >= 0, logp_all, -1e30)
-      outputs = PolicyOutputs(
-          enum.at_tokens(logp_all, tokens),
-          logp_ids=ids if objective.needs_head else None)
+      outputs = estimators.outputs_of(
+          objective, prepared, policy.logp(unravel(flat), tokens))
       return objective.loss(outputs, prepared, constants, own)[0]
 
     return -jax.grad(loss)(flat)

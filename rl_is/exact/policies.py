@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from rl_is.core import checks
 from rl_is.core.types import Array, Params
@@ -105,10 +106,8 @@ def nucleus(policy: Policy) -> Policy:
 @in_float64
 def noisy(params: Params, key: Array, sd: Array | float) -> Params:
   """Normal noise on every parameter: for tables, on every logit."""
-  leaves, tree = jax.tree.flatten(params)
-  return tree.unflatten([
-      x + sd * jax.random.normal(k, x.shape, x.dtype)
-      for x, k in zip(leaves, jax.random.split(key, len(leaves)))])
+  return jax.tree.map(lambda x, z: x + sd * z, params,
+                      optax.tree.random_like(key, params))
 
 
 @in_float64

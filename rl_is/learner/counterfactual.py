@@ -49,14 +49,14 @@ def parts_of(batch: Batch, lengths: tuple[float, float]) -> dict[str, Array]:
 
 
 @functools.partial(jax.jit, static_argnames=("objective", "groups"))
-def replay(batch: Batch, logp: Array, scores: Array, lengths: tuple[float, float],
+def replay(batch: Batch, scores: Array, lengths: tuple[float, float],
            constants: Mapping[str, Array], key: Array, *, objective: Objective,
            groups: int) -> Replayed:
   """Many settings on one batch, one after another.
 
   Args:
-    batch: as it was sampled, with `logp_prox` where the objective wants it.
-    logp: [B, T] float, nats: of the learner whose update it would be.
+    batch: as it was sampled, with `logp_prox` of the learner whose update it
+      would be: at its start, so the current log-probs too.
     scores: [B, T, K] of `sketch.token_scores`; K = 0: no gradients.
     lengths: where short answers end, and where long ones begin.
     constants: each [M].
@@ -74,7 +74,7 @@ def replay(batch: Batch, logp: Array, scores: Array, lengths: tuple[float, float
     def minus_slope(which):
       prepared = which.prepare(batch, constants, key)
       loss = lambda x: which.loss(PolicyOutputs(x), prepared, constants, key)
-      (value, metrics), g = jax.value_and_grad(loss, has_aux=True)(logp)
+      (value, metrics), g = jax.value_and_grad(loss, has_aux=True)(batch.logp_prox)
       return prepared, value, metrics, -g
 
     prepared, value, metrics, c = minus_slope(objective)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
 from rl_is.core.types import Array, Batch, Params
@@ -31,9 +32,7 @@ def token_scores(params: Params, batch: Batch, key: Array, *, model: Model,
                          impl="reference").logp
 
   def along(key):
-    leaves, tree = jax.tree.flatten(params)
-    u = tree.unflatten([jax.random.normal(k, x.shape, x.dtype) for k, x in zip(
-        jax.random.split(key, len(leaves)), leaves)])
+    u = optax.tree.random_like(key, params)  # standard normal
     return jax.jvp(score, (params,), (u,))[1]
 
   found = lax.map(along, jax.random.split(key, directions))

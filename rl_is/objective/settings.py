@@ -5,7 +5,7 @@ For what compares many objectives on the same data: `exact`, the lab, the replay
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax.numpy as jnp
 
@@ -14,6 +14,7 @@ from rl_is.core import checks
 from rl_is.core.types import Array
 from rl_is.objective import constants as constants_lib
 from rl_is.objective import presets
+from rl_is.objective.compose import Objective
 from rl_is.objective.spec import Correction, Extra, Spec
 
 # A user's own: a function (logp_num, logp_behaviour, mask, *, level) -> Weights,
@@ -100,8 +101,11 @@ def points(spec: Spec, defaults: Mapping[str, float],
           for values in itertools.product(*swept.values())]
 
 
-def check_swept(sweep: Mapping[str, Sequence[float]], taken: set[str]) -> None:
+def check_swept(sweep: Mapping[str, Sequence[float]],
+                objectives: Iterable[Objective]) -> None:
   """Every swept constant is of some objective; else one line."""
+  taken = {name for objective in objectives
+           for name in constants_lib.taken(objective.spec, dict(objective.extra))}
   for name in sweep:
     checks.choice("sweep: none of the objectives takes it", name, sorted(taken))
 
