@@ -5,8 +5,9 @@
 
 The file has `get_config(arg)` and `sweep(add)`, which calls `add(overrides,
 seeds=range(n))` for each point. Finished points are skipped, what was cut goes
-on. Writes `results.parquet` and `.csv` (a row a point, seed and step) and
-`summary.csv` (a row a point and seed). `--dry_run` only says what there is to do
+on. Writes `results.parquet` and `.csv` (a row a point, seed and step),
+`summary.csv` (a row a point and seed), and the pictures `outcomes` (ends against
+the constants) and `curves`, as SVG and PNG. `--dry_run` only says what there is to do
 and for about how long. `--launcher=slurm` submits a job a structure (needs the
 package submitit), `--launcher=xpk` prints the commands that do so on GKE; called
 again without, it makes the tables of what they finished. Floor 5.
@@ -31,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import command as experiments_command
-from experiments import stats
+from experiments import stats, sweep_figures
 from rl_is import build as build_lib
 from rl_is import command, overrides
 from rl_is import population as population_lib
@@ -218,13 +219,21 @@ class Sweep:
     return out
 
 
-def write_tables(workdir: str, sweep: Sweep) -> list[str]:
+def write(workdir: str, sweep: Sweep) -> list[str]:
+  """The tables and the pictures of what is finished; their paths."""
+  varied = list(dict.fromkeys(k for p in sweep.points for k in p.overrides))
+  results, summary = sweep.rows(), sweep.summary()
+  return [*_write_tables(workdir, varied, results=results, summary=summary),
+          *sweep_figures.draw(workdir, summary, results, varied, shlex.join(
+              ["python", "-m", "experiments.run_sweep", *sys.argv[1:]]))]
+
+
+def _write_tables(workdir: str, varied: Sequence[str], **tables) -> list[str]:
   """results.parquet, results.csv, summary.csv."""
   import pyarrow  # the extra `data`
   from pyarrow import csv, parquet
   paths = []
-  for name, rows in (("results", sweep.rows()), ("summary", sweep.summary())):
-    varied = [k for point in sweep.points for k in point.overrides]
+  for name, rows in tables.items():
     columns = list(dict.fromkeys(
         ["point", *varied, "seed", *(k for row in rows for k in row)]))
     table = pyarrow.table({k: pyarrow.array([row.get(k) for row in rows])
@@ -340,7 +349,7 @@ def _main(changes: command.Changes) -> None:
   with experiments_command.runs():
     sweep.run(groups, alone)
   if given.only is None:  # else others are at work in the directory
-    print("\n".join(write_tables(given.workdir, sweep)))
+    print("\n".join(write(given.workdir, sweep)))
 
 
 def main() -> None:

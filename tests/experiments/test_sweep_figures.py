@@ -1,0 +1,132 @@
+"""Pictures of a sweep: which axis is which direction, and what they say."""
+
+import math
+import pathlib
+import runpy
+
+import numpy as np
+import pytest
+
+from experiments import run_sweep, sweep_figures
+from rl_is import plots
+
+ROOT = pathlib.Path(__file__).parents[2]
+CAP, LAG, PRESET = "objective.constants.cap", "rollout.lag", "objective.preset"
+LOW, HIGH = "objective.constants.eps_low", "objective.constants.eps_high"
+
+
+def row(seed=0, final=0.5, fell=None, failed=None, **overrides):
+  keys = dict(cap=CAP, lag=LAG, preset=PRESET, low=LOW, high=HIGH)
+  own = {keys[k]: v for k, v in overrides.items()}
+  return {"point": str(sorted(own.items())), **own, "seed": seed, "final": final,
+          "collapse_step": fell, "failed": failed}
+
+
+def steps_of(summary, n=3):
+  return [dict(r, step=i + 1, **{"reward/mean": r["final"]})
+          for r in summary for i in range(n)]
+
+
+def test_the_sweeps_of_the_repository_have_the_axes_one_expects():
+  """By hand, from what each file says it varies."""
+  want = dict(
+      tis_cap=(LAG, CAP, None, (PRESET,)),
+      cispo_cap=(LAG, "objective.constants.cispo_cap", None, ()),
+      ppo_eps=(None, HIGH, LOW, ()),
+      # Low and high are one number there, and say so once.
+      gspo_bounds=(None, LOW, None, ("objective.level",)),
+      batch_cap=(None, CAP, "rollout.batch_size", ()),
+      int_bits=(None, "mismatch.bits", None, (PRESET,)),
+      lag_rate=(LAG, "optimizer.learning_rate", None, (PRESET,)),
+      icepop_band=(None, "objective.constants.icepop_low",
+                   "objective.constants.icepop_high", ()))
+  files = {p.stem: p for p in (ROOT / "configs" / "sweeps").glob("*.py")
+           if p.stem != "toy"}
+  assert files.keys() == want.keys()
+  for name, file in files.items():
+    points = []
+    runpy.run_path(str(file))["sweep"](
+        lambda overrides, seeds=(0,): points.append(dict(overrides)))
+    keys = list(dict.fromkeys(k for p in points for k in p))
+    assert sweep_figures.layout(points, keys) == want[name], name
+
+
+def test_a_point_by_itself_has_no_axes():
+  where = sweep_figures.layout([row(cap=1.0)], [CAP])
+  assert where == (None, None, None, ()) and where.name(row(cap=1.0)) == "all"
+
+
+def test_the_finding_names_best_worst_and_what_fell():
+  """Ends: none .1, C=1 (.4 + .6) / 2, C=inf .9; two of five fell."""
+  summary = [row(preset="pg", final=0.1, fell=30),
+             row(preset="tis", cap=1.0, final=0.4),
+             row(preset="tis", cap=1.0, final=0.6, seed=1),
+             row(preset="tis", cap=math.inf, final=0.9),
+             row(preset="tis", cap=math.inf, final=math.nan, seed=1,
+                 failed="step 3: broke")]
+  where = sweep_figures.layout(summary, [PRESET, CAP])
+  assert sweep_figures.finding(summary, where) == (
+      "Best: tis cap=inf ends at 0.900, n = 1; worst: pg at 0.100; 2 of 5 runs "
+      "collapsed")
+  only = [row(final=math.nan, failed="step 1: broke")]
+  assert sweep_figures.finding(
+      only, sweep_figures.layout(only, [])) == "no point has an end"
+
+
+@pytest.fixture
+def figures(monkeypatch):
+  """stem -> the figure that would be saved."""
+  out = {}
+  monkeypatch.setattr(plots, "save", lambda figure, stem, made_by: (
+      out.__setitem__(pathlib.Path(stem).name, figure), [stem])[1])
+  yield out
+  plots.plt.close("all")
+
+
+def test_lines_over_a_constant_with_a_panel_a_lag(figures):
+  summary = [row(lag=lag, preset="tis", cap=c, seed=s, final=0.1 * c + 0.01 * s)
+             for lag in (0, 8) for c in (1.0, 2.0) for s in (0, 1)]
+  summary += [row(lag=lag, preset="pg", final=0.05) for lag in (0, 8)]
+  sweep_figures.draw("", summary, steps_of(summary), [LAG, PRESET, CAP], "x")
+  axes = figures["outcomes"].axes
+  assert [ax.get_title(loc="left") for ax in axes] == ["lag 0", "lag 8"]
+  line, = [x for x in axes[0].lines if len(x.get_xdata()) == 2
+           and x.get_linestyle() == "-"]
+  np.testing.assert_allclose(line.get_ydata(), [0.105, 0.205])
+  dotted, = [x for x in axes[0].lines if x.get_linestyle() == ":"]
+  assert set(dotted.get_ydata()) == {0.05}
+  panel = figures["curves"].axes[1]  # C = 1, C = 2, and what has no cap
+  assert {x.get_label(): x.get_ydata()[-1] for x in panel.lines} == {
+      "cap=1": pytest.approx(0.105), "cap=2": pytest.approx(0.205),
+      "pg": pytest.approx(0.05)}
+
+
+def test_a_heat_map_has_a_line_around_what_collapsed(figures):
+  """Of a plane of 2 x 3 without one corner the cell (0.4, 0.1) fell: its 4 sides."""
+  summary = [row(low=low, high=high, final=low + high,
+                 fell=50 if (low, high) == (0.4, 0.1) else None)
+             for low in (0.1, 0.4) for high in (0.1, 0.2, 0.8)][:-1]
+  sweep_figures.draw("", summary, steps_of(summary), [LOW, HIGH], "x")
+  ax = figures["outcomes"].axes[0]
+  assert ax.get_xlabel() == "eps_high" and ax.get_ylabel() == "eps_low"
+  np.testing.assert_allclose(ax.images[0].get_array().filled(np.nan), [
+      [0.2, 0.3, 0.9], [0.5, 0.6, np.nan]])
+  sides = {tuple(map(tuple, path.vertices)) for c in ax.collections
+           for path in c.get_paths()}
+  assert sides == {((-0.5, 0.5), (0.5, 0.5)), ((-0.5, 1.5), (0.5, 1.5)),
+                   ((-0.5, 0.5), (-0.5, 1.5)), ((0.5, 0.5), (0.5, 1.5))}
+  assert [x.get_title(loc="left") for x in figures["curves"].axes] == [
+      "eps_low 0.1", "eps_low 0.4"]
+
+
+def test_presets_alone_are_dots(figures):
+  summary = [row(preset=p, seed=s, final=v) for p, v in (("pg", 0.1), ("tis", 0.6))
+             for s in (0, 1)]
+  sweep_figures.draw("", summary, steps_of(summary), [PRESET], "x")
+  ax = figures["outcomes"].axes[0]
+  assert [t.get_text() for t in ax.get_xticklabels()] == ["pg", "tis"]
+
+
+def test_nothing_finished_draws_nothing(tmp_path):
+  assert sweep_figures.draw(str(tmp_path), [row(final=None)], [], [], "x") == []
+  assert not list(tmp_path.iterdir())
