@@ -6,8 +6,8 @@
 Reads the rollouts that a run wrote (`store.every`), and puts each objective and
 point of the sweep to them: loss, what it changes and drops by sign, lag and
 length, effective sample size, and with a checkpoint (whose log-probs and scores
-are then taken) gradient norms, cosines and variances. Writes `replay.csv` and one
-figure.
+are then taken) gradient norms, cosines and variances. Writes `replay.csv`, how
+large the weights are as `weights.csv`, and a figure of each.
 """
 
 import math
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
 
-from rl_is import plots, saved, tables
+from rl_is import histogram, plots, saved, tables
 from rl_is.core import checks
 from rl_is.core.types import Array, Batch
 from rl_is.infra import progress
@@ -367,9 +367,14 @@ def _main(argv) -> None:
   title = (f"{far['answers']} answers, {far['lag_mean']:.3g} updates old, KL "
            f"{far['is/kl_k1']:.2g} nats a token, sequence ESS "
            f"{far['is/sequence_ess']:.2g}")
-  paths = draw(rows, sweep, title, str(out / "replay"),
-               "python -m rl_is.replay " + " ".join(sys.argv[1:]))
+  made_by = "python -m rl_is.replay " + " ".join(sys.argv[1:])
+  paths = draw(rows, sweep, title, str(out / "replay"), made_by)
   print("table:", out / "replay.csv", " figure:", *paths)
+  weights = histogram.rows(data.batches)
+  tables.write_csv(weights, str(out / "weights.csv"))
+  paths = histogram.draw(weights, sweep.get("cap", ()), title, str(out / "weights"),
+                         made_by)
+  print("weights:", out / "weights.csv", " figure:", *paths)
 
 
 if __name__ == "__main__":

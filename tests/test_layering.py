@@ -11,8 +11,8 @@ FLOORS = {
     "infra": 2, "learner": 3, "rollout": 3, "exact": 3}
 COMMANDS = 4  # the modules in rl_is/ itself
 # On floor 4: shared by all, and what one command may take from another.
-SHARED = {"build", "command", "fields", "idle", "overrides", "plots", "population",
-          "saved", "tables"}
+SHARED = {"build", "command", "fields", "histogram", "idle", "overrides", "plots",
+          "population", "saved", "tables"}
 ALLOWED = {"main": None, "train": {"evaluate", "psis", "warm_start"},
            "sweep": {"evaluate", "psis", "warm_start"}}
 # What each floor may import from outside, besides the standard library.

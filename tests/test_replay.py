@@ -249,6 +249,9 @@ def test_the_command(run, tmp_path):
   assert out.returncode == 0, out.stderr[-2000:]
   assert len(pd.read_csv(tmp_path / "replay.csv")) == 4
   assert (tmp_path / "replay.png").stat().st_size > 10_000
+  weights = pd.read_csv(tmp_path / "weights.csv")
+  assert weights.groupby(["level", "lag"]).share.sum().round(6).eq(1).all()
+  assert 'cap' in (tmp_path / "weights.svg").read_text()  # in the command
   out = subprocess.run([sys.executable, "-m", "rl_is.replay", str(tmp_path)],
                        text=True, capture_output=True)
   assert out.returncode == 1 and "no rollouts" in out.stderr

@@ -33,6 +33,21 @@ def sweep(add):
   add({"objective.preset": "pg", "rollout.mode": "async"})
 """
 
+# Two structures, two runs each: long enough to be met in their middle.
+TWO = """
+from configs import addition
+def get_config(arg=None):
+  config = addition.get_config("tiny").unlock()
+  config.warm_start.steps = 0
+  config.evaluate.prompts = 0
+  config.train.steps = 40
+  config.checkpoint.every = 10
+  return config.lock()
+def sweep(add):
+  for preset in ("pg", "tis"):
+    add({"objective.preset": preset}, seeds=(0, 1))
+"""
+
 
 def small():
   return addition.get_config("tiny")
@@ -85,12 +100,16 @@ def swept(tmp_path_factory):
   return path, out
 
 
+def words(path, *more):
+  return [sys.executable, "-m", "experiments.run_sweep",
+          f"--config={path / 'file.py'}", f"--workdir={path / 'out'}", *more]
+
+
 def command(path, *more):
-  return subprocess.run(
-      [sys.executable, "-m", "experiments.run_sweep",
-       f"--config={path / 'file.py'}", f"--workdir={path / 'out'}", *more],
-      cwd=ROOT, text=True, capture_output=True,
-      env=dict(os.environ, XLA_FLAGS=""))
+  return subprocess.run(words(path, *more), **HOW, capture_output=True)
+
+
+HOW = dict(cwd=ROOT, text=True, env=dict(os.environ, XLA_FLAGS=""))
 
 
 def test_the_tables_are_read_by_pandas(swept):
@@ -234,3 +253,62 @@ def test_only_names_of_points(tmp_path):
   (tmp_path / "file.py").write_text(FILE)
   out = command(tmp_path, "--only=abc")
   assert out.returncode == 1 and "error: --only: unknown name 'abc'" in out.stderr
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+  """TWO, in one go: the bytes of its table, and kB of each population."""
+  path = tmp_path_factory.mktemp("undisturbed")
+  (path / "file.py").write_text(TWO)
+  out = command(path)
+  assert out.returncode == 0, out.stderr[-3000:]
+  sizes = [int(subprocess.check_output(["du", "-sk", p]).split()[0])
+           for p in (path / "out" / "populations").iterdir()]
+  assert len(sizes) == 2
+  return (path / "out" / "results.csv").read_bytes(), sizes
+
+
+@pytest.mark.slow
+def test_killed_at_any_time_the_same_command_ends_as_if_it_was_not(
+    undisturbed, tmp_path):
+  """SIGKILL after the first rows, in the second structure, and once at random."""
+  (tmp_path / "file.py").write_text(TWO)
+  rows = lambda: sum(len(p.read_text().splitlines()) for p in (
+      tmp_path / "out").glob("populations/*/*/metrics.jsonl"))
+  for least in (1, 81, 100):  # of 160
+    life = subprocess.Popen(words(tmp_path), **HOW, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 300
+    while rows() < least:
+      assert life.poll() is None and time.monotonic() < deadline, life.stderr.read()
+      time.sleep(0.01)
+    life.kill()
+    assert life.wait() == -9
+  out = command(tmp_path)
+  assert out.returncode == 0, out.stderr[-3000:]
+  assert (tmp_path / "out" / "results.csv").read_bytes() == undisturbed[0]
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_it_and_loses_nothing(undisturbed, tmp_path):
+  """A disk that holds one population and a half; then one that holds all."""
+  table, sizes = undisturbed
+  disk = tmp_path / "out"
+  disk.mkdir()
+  (tmp_path / "file.py").write_text(TWO)
+  own = f"mount -t tmpfs -o size={int(1.5 * max(sizes))}k none {disk} && "
+  if subprocess.run(["unshare", "-rm", "sh", "-c", own + "true"]).returncode:
+    pytest.skip("no small disk can be mounted here")
+  kept = tmp_path / "kept"
+  out = subprocess.run(
+      ["unshare", "-rm", "sh", "-c", own + f"{shlex.join(words(tmp_path))}; "
+       f"rc=$?; cp -a {disk} {kept}; exit $rc"], **HOW, capture_output=True)
+  assert out.returncode == 1, out.stderr[-3000:]
+  last = out.stderr.strip().splitlines()[-1]
+  assert last.startswith("error: ") and "No space left on device" in last
+  assert len(list(kept.glob("points/*/done.json"))) == 2
+  disk.rmdir()
+  kept.rename(disk)
+  out = command(tmp_path)
+  assert out.returncode == 0, out.stderr[-3000:]
+  assert "4 points, 2 of them finished" in out.stderr
+  assert (disk / "results.csv").read_bytes() == table
