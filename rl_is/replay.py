@@ -229,8 +229,8 @@ def _row(batches: Sequence[Replayed], along: np.ndarray | None) -> dict:
   row = dict(
       loss=float(np.mean([one.loss for one in batches])),
       ess=float(first**2 / (n * second)) if second > 0 else math.nan,
-      weight_left=float(np.nanmean([one.weight_left for one in batches])),
-      tokens_effective=float(np.nanmean([one.tokens_effective for one in batches])),
+      weight_left=_mean_known([one.weight_left for one in batches]),
+      tokens_effective=_mean_known([one.tokens_effective for one in batches]),
       clip_low=low / tokens, clip_high=high / tokens, capped=cut / tokens)
   if along is not None:
     row |= _gradients(batches, along)
@@ -240,6 +240,12 @@ def _row(batches: Sequence[Replayed], along: np.ndarray | None) -> dict:
     end = "" if name == "all" else f"_{name}"
     row |= {f"changed{end}": changed / count, f"dropped{end}": dropped / count}
   return row
+
+
+def _mean_known(values: Sequence[np.ndarray]) -> float:
+  """NaN where no batch has it, as for a correction that does not report it."""
+  known = np.asarray(values)[~np.isnan(values)]
+  return float(np.mean(known)) if known.size else math.nan
 
 
 def _gradients(batches: Sequence[Replayed], along: np.ndarray) -> dict:

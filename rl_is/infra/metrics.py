@@ -41,8 +41,9 @@ class MetricsWriter:
     row = {name: _finite(value) for name, value in values.items()}
     line = json.dumps({"step": step, **row}) + "\n"
     if self._file:
-      self._file.write(line)
-      self._file.flush()
+      with workdir_lib.writing(self._path):
+        self._file.write(line)
+        self._file.flush()
     else:  # nothing is added to what lies in an object store
       self._text += line
       workdir_lib.write_text(self._path, self._text)
@@ -53,7 +54,8 @@ class MetricsWriter:
 
   def close(self) -> None:
     if self._file:
-      self._file.close()
+      with workdir_lib.writing(self._path):  # what a full disk did not take
+        self._file.close()
     if self._board:
       self._board.close()
 

@@ -81,8 +81,18 @@ def write_text(file: os.PathLike, text: str) -> None:
   """Whole or not at all: written beside, then renamed."""
   file = epath.Path(file)
   temporary = file.parent / (file.name + ".tmp")
-  temporary.write_text(text)
-  temporary.replace(file)
+  with writing(file):
+    temporary.write_text(text)
+    temporary.replace(file)
+
+
+@contextlib.contextmanager
+def writing(file: os.PathLike):
+  """Names the file when it cannot be written: a full disk's error does not."""
+  try:
+    yield
+  except OSError as error:
+    raise OSError(f"{file}: cannot write: {error}") from None
 
 
 def provenance() -> dict[str, str]:
