@@ -78,21 +78,33 @@ def write_json(file: os.PathLike, value: Any) -> None:
 
 
 def write_text(file: os.PathLike, text: str) -> None:
-  """Whole or not at all: written beside, then renamed."""
-  file = epath.Path(file)
-  temporary = file.parent / (file.name + ".tmp")
-  with writing(file):
+  """Whole or not at all."""
+  with replacing(file) as temporary:
     temporary.write_text(text)
-    temporary.replace(file)
 
 
 @contextlib.contextmanager
-def writing(file: os.PathLike):
+def replacing(file: os.PathLike, what: str = "it"):
+  """Yields a path beside the file, which takes its place or is removed."""
+  file = epath.Path(file)
+  # The dot: who reads the whole folder, as pandas does, passes it over.
+  temporary = file.parent / f".{file.name}.tmp"
+  with writing(file, what):
+    try:
+      yield temporary
+      temporary.replace(file)
+    except OSError:
+      temporary.unlink(missing_ok=True)
+      raise
+
+
+@contextlib.contextmanager
+def writing(file: os.PathLike, what: str = "it"):
   """Names the file when it cannot be written: a full disk's error does not."""
   try:
     yield
   except OSError as error:
-    raise OSError(f"{file}: cannot write: {error}") from None
+    raise OSError(f"{file}: cannot write {what}: {error}") from None
 
 
 def provenance() -> dict[str, str]:

@@ -18,6 +18,7 @@ from etils import epath
 from rl_is.core.types import Batch
 from rl_is.infra import checkpoint as checkpoint_lib
 from rl_is.infra import hosts
+from rl_is.infra import workdir as workdir_lib
 from rl_is.tasks.tokenizer import Tokenizer
 
 _FORMAT = 2
@@ -74,15 +75,9 @@ class Store:
     table = _table(arrow, batch.replace(**added), self._tokenizer,
                    dict(self._meta, step=step, format=_FORMAT))
     path = self._folder / f"{step:08d}.parquet"
-    # The dot: who reads the whole folder, as pandas does, passes it over.
-    temporary = self._folder / f".{path.name}.tmp"
-    try:
+    with workdir_lib.replacing(path, "rollouts") as temporary:
       with temporary.open("wb") as file:
         parquet.write_table(table, file, compression="zstd")
-      temporary.replace(path)
-    except OSError as error:
-      temporary.unlink(missing_ok=True)
-      raise OSError(f"{path}: cannot write rollouts: {error}") from None
     self._rotate()
 
   def _rotate(self) -> None:
