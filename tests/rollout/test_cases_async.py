@@ -68,12 +68,15 @@ def test_D01_the_bound_on_the_age_is_inclusive():
 
 @pytest.mark.parametrize("version", [7, 11, -1])
 def test_D01_a_late_future_or_unknown_version_is_an_error(version):
-  """Of one group of many, and in what a checkpoint brings; -1 is unknown."""
+  """Of one group of many, and in what a checkpoint brings; -1 is unknown.
+
+  Batch 10 is the last: a younger group would take the place of that of 11.
+  """
   bad = fake_groups([1], version)
   match = rf"versions 8 to 10.*\[{version}\]"
   with pytest.raises(RuntimeError, match=match):
     batching.check_lag(batching.join([fake_groups([0], 9), bad], 2), 10, 2)
-  source = make(Fake(), first=10, batches=12, cursors=[20, 21],
+  source = make(Fake(), first=10, batches=11, cursors=[20, 21],
                 waiting=[fake_groups([20], 9), bad])
   with pytest.raises(RuntimeError, match=match):
     within(10, lambda: learn(source, 10, 11))
@@ -149,7 +152,7 @@ def test_D09_a_batch_that_is_all_too_old_is_no_update():
 
 def test_D09_admission_control_makes_none_too_old():
   """At version 10 nothing of version 3 can come: so begun, it is an error."""
-  source = make(Fake(), first=10, batches=12, cursors=[20, 21],
+  source = make(Fake(), first=10, batches=11, cursors=[20, 21],
                 waiting=[fake_groups([20], 3), fake_groups([21], 3)])
   with pytest.raises(RuntimeError, match=r"versions 8 to 10.*\[3\]"):
     within(10, lambda: learn(source, 10, 11))
