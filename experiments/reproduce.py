@@ -2,7 +2,7 @@
 
   python -m experiments.reproduce --list           # name, kind, verdict, picture
   python -m experiments.reproduce fig_best_cap     # into runs/reproduce/fig_best_cap
-  python -m experiments.reproduce fig_best_cap --tiny
+  python -m experiments.reproduce fig_best_cap --tiny   # into .../fig_best_cap-tiny
 
 A figure is a folder `experiments/fig_NAME`: `figure.py` has `KIND`, `draw` and
 `numbers` (analytic) or `run` (training); `claims.py` says what the numbers are
@@ -88,14 +88,15 @@ def _main(argv: list[str]) -> None:
     raise app.UsageError("expected the name of one figure, or --list")
   name = argv[1]
   checks.choice("figure", name, names())
-  workdir = pathlib.Path(f.workdir or f"runs/reproduce/{name}")
+  workdir = pathlib.Path(  # a tiny run is not what the whole one goes on from
+      f.workdir or f"runs/reproduce/{name}{'-tiny' * f.tiny}")
   command.judge(*reproduce(name, workdir, f.tiny))
 
 
 def main() -> None:
   flags.DEFINE_bool("list", False, "All figures, and whether their claims hold.")
   flags.DEFINE_bool("tiny", False, "Small: tests the machinery; claims may FAIL.")
-  flags.DEFINE_string("workdir", None, "Unset: runs/reproduce/NAME.")
+  flags.DEFINE_string("workdir", None, "Unset: runs/reproduce/NAME, or NAME-tiny.")
   try:
     app.run(_main)
   except ValueError as error:

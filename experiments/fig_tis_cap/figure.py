@@ -13,11 +13,11 @@ from rl_is import plots
 
 KIND = "training"
 _SWEEP = "configs/sweeps/tis_cap.py"
+EVERY = 5  # a step in so many of the committed curves, each a mean of 20
 # The machinery alone: it learns nothing.
-_TINY = ("train.steps=2", "warm_start.steps=1", "warm_start.batch=8",
+_TINY = (f"train.steps={EVERY}", "warm_start.steps=1", "warm_start.batch=8",
          "rollout.batch_size=8", "rollout.group_size=2", "model.layers=1",
          "model.embed=16", "model.mlp=16", "evaluate.prompts=4")
-EVERY = 5  # a step in so many of the committed curves, each a mean of 20
 _KEYS = (claims_lib.LAG, claims_lib.CAP, "seed", "step")
 
 

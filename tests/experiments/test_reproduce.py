@@ -2,12 +2,13 @@
 
 import math
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
-from experiments import reproduce
+from experiments import reproduce, sweep_figures
 
 ANALYTIC = [n for n in reproduce.names()
             if reproduce.figure_of(n).KIND == "analytic"]
@@ -69,10 +70,25 @@ def test_it_is_made_anew(name, tmp_path):
   assert all(pathlib.Path(p).stat().st_size > 10_000 for p in paths)
 
 
+def run(*words):
+  return subprocess.run([sys.executable, "-m", "experiments.reproduce", *words],
+                        text=True, capture_output=True, cwd=reproduce.HERE.parent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*reproduce.names()} - {*ANALYTIC}))
+def test_it_is_trained_anew(name, tmp_path):
+  """Small: nothing is learned, so a claim may fail; all are judged and drawn."""
+  out = run(name, "--tiny", f"--workdir={tmp_path}")
+  judged = re.findall("^(?:PASS|FAIL) ", out.stdout, re.MULTILINE)
+  assert len(judged) == len(reproduce.claims_of(name, reproduce.committed(name))), (
+      out.stdout + out.stderr)
+  for stem in reproduce.committed(name):
+    assert sweep_figures.read_csv(tmp_path / f"{stem}.csv"), stem
+  assert (tmp_path / "figure.svg").stat().st_size > 10_000
+
+
 def test_the_command(tmp_path):
-  run = lambda *words: subprocess.run(
-      [sys.executable, "-m", "experiments.reproduce", *words], text=True,
-      capture_output=True, cwd=reproduce.HERE.parent)
   out = run("fig_lognormal", "--tiny", f"--workdir={tmp_path}")
   assert out.returncode == 0, out.stdout + out.stderr
   assert (tmp_path / "data.csv").exists() and (tmp_path / "figure.svg").exists()
