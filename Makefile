@@ -18,7 +18,7 @@ test: $(VENV)/test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 slow: $(VENV)/test
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

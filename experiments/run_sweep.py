@@ -108,8 +108,10 @@ def grouped(points: Sequence[Point]) -> tuple[list[list[Point]], list[Point]]:
 class Sweep:
   """A directory of points: which are done, how the others get done."""
 
-  def __init__(self, workdir: str, points: Sequence[Point]):
-    self._workdir, self.points = workdir, points
+  def __init__(self, workdir: str, points: Sequence[Point],
+               placement: str | None = None):
+    """placement: as of `sweep.run`; the members lie on all devices there are."""
+    self._workdir, self.points, self._placement = workdir, points, placement
     self.commit = workdir_lib.provenance()["git"]
     self.left = [p for p in points if not self._is_done(p)]
 
@@ -167,6 +169,7 @@ class Sweep:
       directory = self._population(members)
       results = sweep_lib.run(
           {p.name: p.config for p in members}, directory,
+          placement=self._placement, devices=jax.local_devices()[:len(members)],
           label=f"{len(members)} runs of one structure")
       for point in members:
         self._finish(point, os.path.join(directory, point.name),
@@ -326,7 +329,8 @@ def _main(changes: command.Changes) -> None:
   file = runpy.run_path(path)
   if "sweep" not in file:
     raise ValueError(f"--config: {path} has no function sweep(add)")
-  sweep = Sweep(given.workdir, points_of(file["sweep"], config))
+  sweep = Sweep(given.workdir, points_of(file["sweep"], config),
+                given.placement)
   if given.only is not None:
     sweep.keep(given.only)
   groups, alone = grouped(sweep.left)
@@ -356,6 +360,8 @@ def main() -> None:
   flags.DEFINE_string("workdir", None, "Where it all goes.")
   flags.DEFINE_bool("dry_run", False, "Only say what there is to do.")
   flags.DEFINE_enum("launcher", "local", ["local", "slurm", "xpk"], "Where.")
+  flags.DEFINE_enum("placement", None, ["map", "vmap"], "Of the members on a "
+                    "device; unset: map on CPUs.")
   flags.DEFINE_list("only", None, "Names of the points to run.")
   flags.DEFINE_string("slurm_cluster", None, "Of submitit; \"local\": here.")
   flags.DEFINE_list("slurm_parameters", [], "Of submitit: timeout_min=60,...")

@@ -200,10 +200,24 @@ class Population:
   def _place(self, tree: Any) -> Any:
     return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec("sweep")))
 
+  def members(self) -> _Carry:
+    """`carry` with each member once: what is kept, however many devices there are."""
+    if len(self.carry.failed) == self.count:
+      return self.carry
+    return jax.tree.map(lambda x: x[:self.count], self.carry)
+
   def abstract(self) -> _Carry:
-    """Shapes and places of `carry`, for a restore."""
+    """Shapes and places of `members()`, for a restore."""
+    even = self.count % self._mesh.size == 0
+    place = NamedSharding(self._mesh, PartitionSpec("sweep" if even else None))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=x.sharding), self.carry)
+        (self.count, *x.shape[1:]), x.dtype, sharding=place), self.carry)
+
+  def resume(self, members: _Carry) -> None:
+    """What `members()` gave goes on."""
+    extra = -self.count % self._mesh.size
+    self.carry = self._place(jax.tree.map(
+        lambda x: jnp.concatenate([x, *[x[-1:]] * extra]) if extra else x, members))
 
   def advance(self, first: int) -> dict[str, Any]:
     """A chunk of steps from `first`; what came of them, numpy, [members, chunk]."""

@@ -85,7 +85,8 @@ def run(members: Mapping[str, ConfigDict], workdir: str, *,
     saved = checkpoints.restore_newest(population.abstract())
     n, reasons = population.begin, {}
     if saved:
-      population.carry, n = saved.state, saved.position["next"]
+      population.resume(saved.state)
+      n = saved.position["next"]
       reasons = saved.position["reasons"]
     total, chunk = population.how.total, population.how.chunk
     books = [stack.enter_context(contextlib.closing(_Book(
@@ -94,7 +95,7 @@ def run(members: Mapping[str, ConfigDict], workdir: str, *,
                  members, configs, parts, population.ends())]
     bar = stack.enter_context(progress.Steps(label, total, done=max(n, 0)))
     stop.step = max(n, 0)
-    snapshot = lambda: Saved(population.carry, [], dict(
+    snapshot = lambda: Saved(population.members(), [], dict(
         step=n - population.begin, next=n, reasons=reasons))
     stack.enter_context(preemption.on_stop(
         lambda: n > population.begin and checkpoints.save(snapshot())))

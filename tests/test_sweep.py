@@ -1,5 +1,6 @@
 """A population: its members are the runs of the main loop."""
 
+import contextlib
 import json
 import signal
 
@@ -10,6 +11,7 @@ from test_train import equal, tiny, warm  # noqa: F401  (a fixture)
 
 from rl_is import build, overrides, population, sweep, train
 from rl_is.infra import metrics
+from rl_is.infra.checkpoint import Checkpoints, Saved
 from rl_is.infra.preemption import Stopped
 
 SHARED = dict(objective__preset="ppo_tis", train__steps=20,
@@ -102,6 +104,29 @@ def test_parameters_however_the_members_lie(warm, whole, placement, devices,
   assert sizes["carried"] > 3 * sum(
       x.nbytes for x in jax.tree.leaves(whole["a"][1]))
   assert sizes["temporary"] > 0
+
+
+def test_what_is_kept_knows_nothing_of_devices(warm, tmp_path, one_device):
+  """3 members stand on 2 devices as 4; 3 are kept, for any number of devices."""
+  configs = configs_of(warm)
+  parts = [build.build(c, devices=one_device) for c in configs.values()]
+  starts = sweep._starts(list(configs.values()), parts, str(tmp_path),
+                         lambda: None)
+  on = {n: population.Population(list(configs.values()), parts, starts,
+                                 placement="map", devices=jax.devices()[:n])
+        for n in (1, 2, 3)}
+  on[2].resume(jax.tree.map(lambda x: x + 1, on[2].members()))
+  kept = jax.device_get(on[2].members())
+  assert len(on[2].carry.failed) == 4 and len(kept.failed) == 3
+  with contextlib.closing(Checkpoints(str(tmp_path), keep=1)) as checkpoints:
+    checkpoints.save(Saved(on[2].members(), [], dict(step=1)))
+    for them in on.values():
+      them.resume(checkpoints.restore_newest(them.abstract()).state)
+      equal(jax.device_get(them.members()), kept)
+      # The one that stands twice is the last.
+      every = jax.device_get(them.carry.state.params)
+      jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[-1], y[-1]),
+                   every, kept.state.params)
 
 
 def test_stopped_and_resumed_it_is_the_same(warm, mapped, tmp_path, monkeypatch):
