@@ -158,7 +158,7 @@ def test_other_code_is_said_and_another_config_refused(swept, caplog):
 def test_what_was_cut_goes_on_beside_what_is_new(tmp_path, monkeypatch):
   """A population that was begun keeps its members; a new point is another one."""
   ran = []
-  monkeypatch.setattr(sweep_lib, "run", lambda members, directory, label: (
+  monkeypatch.setattr(sweep_lib, "run", lambda members, directory, **_: (
       ran.append((sorted(members), directory)), {
           name: sweep_lib.Result(6, None, {}) for name in members})[1])
 
