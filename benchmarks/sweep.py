@@ -5,7 +5,8 @@
 The same runs three times, end to end, each way without anything compiled before:
 every process starts Python, imports and compiles; the loop is one process that
 runs them one after another and compiles once; so does the population, whose runs
-are one program. The warm start that all share is made before.
+are one program, dealt out over the machine's cores. The warm start that all share
+is made before.
 """
 
 import json
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 
+import jax
 from absl import app, flags, logging
 
 from configs import addition
@@ -56,7 +58,7 @@ def config(folder: str, cap: float):
 
 def population(folder: str) -> None:
   sweep_lib.run({f"cap{cap:g}": config(folder, cap) for cap in caps()},
-                os.path.join(folder, "population"))
+                os.path.join(folder, "population"), devices=jax.devices())
 
 
 def loop(folder: str) -> None:
@@ -71,9 +73,10 @@ def processes(folder: str) -> None:
           f"--workdir={folder}/processes/cap{cap:g}")
 
 
-def _call(module: str, *more: str) -> None:
+def _call(module: str, *more: str, devices: int = 1) -> None:
   environment = {k: v for k, v in os.environ.items()
                  if k != "JAX_COMPILATION_CACHE_DIR"}
+  environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
   subprocess.run([sys.executable, "-m", module, *more], check=True,
                  env=environment, stdout=sys.stderr)
 
@@ -86,9 +89,11 @@ def measure() -> dict:
     warm_start.params(first, parts, folder)
     own = [f"--variants={_VARIANTS.value}", f"--steps={_STEPS.value}",
            f"--folder={folder}", *["--tiny"] * _TINY.value]
-    alone = lambda way: _call("benchmarks.sweep", f"--way={way}", *own)
-    for way, run in (("population", lambda: alone("population")),
-                     ("loop", lambda: alone("loop")),
+    alone = lambda way, devices: _call(
+        "benchmarks.sweep", f"--way={way}", *own, devices=devices)
+    cores = min(os.cpu_count(), _VARIANTS.value)
+    for way, run in (("population", lambda: alone("population", cores)),
+                     ("loop", lambda: alone("loop", 1)),
                      ("processes", lambda: processes(folder))):
       began = time.perf_counter()
       run()
@@ -98,7 +103,8 @@ def measure() -> dict:
                for way in ("loop", "processes") for cap in caps())
     memory = _memory(folder)
   return dict(
-      variants=_VARIANTS.value, steps=_STEPS.value, same_rewards=same,
+      variants=_VARIANTS.value, steps=_STEPS.value, cores=cores,
+      same_rewards=same,
       speedup_vs_processes=seconds["processes"] / seconds["population"],
       speedup_vs_loop=seconds["loop"] / seconds["population"],
       **{f"{way}_s": s for way, s in seconds.items()},
