@@ -35,6 +35,7 @@ from rl_is.core.types import Batch, Prompts
 from rl_is.infra import chips, hlo
 from rl_is.infra import mesh as mesh_lib
 from rl_is.infra import sharding
+from rl_is.infra import workdir as workdir_lib
 from rl_is.learner import step as step_lib
 from rl_is.models import flops as flops_lib
 from rl_is.models import sampler
@@ -258,7 +259,7 @@ def _cached(directory: str, identity: dict, fresh: bool, make) -> dict:
     return json.loads(file.read_text())
   found = make()
   file.parent.mkdir(parents=True, exist_ok=True)
-  file.write_text(json.dumps(found))
+  workdir_lib.write_json(file, found)
   return found
 
 

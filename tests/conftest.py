@@ -38,6 +38,12 @@ def one_device():
   return jax.devices()[:1]
 
 
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory):
+  """Where the runs of a test file have their one warm start."""
+  return str(tmp_path_factory.mktemp("warm") / "start")
+
+
 _ran = 0
 
 

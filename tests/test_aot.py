@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs import addition, models, qwen3_0p6b, qwen3_8b
+from configs import addition, models, qwen3_0p6b, qwen3_8b, qwen3_30b_a3b
 from rl_is import aot, build
 from rl_is.infra import chips, hlo
 from rl_is.infra import mesh as mesh_lib
@@ -258,7 +258,7 @@ def test_smoke_of_two_slices():
 
 
 def test_the_pod_configs_are_whole():
-  for module in (qwen3_0p6b, qwen3_8b):
+  for module in (qwen3_0p6b, qwen3_8b, qwen3_30b_a3b):
     config = module.get_config("lag=8")
     assert config.rollout.lag == 8
     assert TransformerConfig(**config.model.to_dict()).scan_layers

@@ -10,7 +10,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from test_train import equal, tiny, warm  # noqa: F401  (a fixture)
+from test_train import equal, tiny
 
 from rl_is import train
 from rl_is.infra import metrics

@@ -7,7 +7,7 @@ import signal
 import jax
 import numpy as np
 import pytest
-from test_train import equal, tiny, warm  # noqa: F401  (a fixture)
+from test_train import equal, tiny
 
 from rl_is import build, overrides, population, sweep, train
 from rl_is.infra import metrics

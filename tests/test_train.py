@@ -29,12 +29,6 @@ logging.set_verbosity(logging.WARNING)
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="session")
-def warm(tmp_path_factory):
-  """One warm start for all runs of this file (of this process)."""
-  return str(tmp_path_factory.mktemp("warm") / "start")
-
-
 def tiny(warm, arg="lag=0", **changes):
   config = addition.get_config(f"{arg},tiny")
   config.warm_start.path = warm

@@ -6,7 +6,6 @@ Prints each claim with PASS or FAIL (exit code 1 on FAIL) and draws `figure.svg`
 and `.png` in the workdir (with `claims.json`, for the report). Floor 5.
 """
 
-import json
 import os
 import pathlib
 import sys
@@ -15,6 +14,7 @@ from absl import app, flags
 
 from experiments import command
 from experiments.fig_tis_cap import claims, figure
+from rl_is.infra import workdir as workdir_lib
 from rl_is.tables import write_csv
 
 
@@ -26,7 +26,7 @@ def _main(argv: list[str]) -> None:
     sys.exit(f"error: {at}: no summary.csv; experiments.run_sweep writes it")
   tables = figure.tables_of(at)
   found = claims.claims(**tables)
-  (at / "claims.json").write_text(json.dumps(found))
+  workdir_lib.write_json(at / "claims.json", found)
   write_csv(tables["curves"], str(at / "curves.csv"))
   command.judge(found, figure.draw(
       tables, os.path.join(at, "figure"),

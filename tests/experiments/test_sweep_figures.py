@@ -7,7 +7,7 @@ import runpy
 import numpy as np
 import pytest
 
-from experiments import run_sweep, sweep_figures
+from experiments import sweep_figures
 from rl_is import plots
 
 ROOT = pathlib.Path(__file__).parents[2]

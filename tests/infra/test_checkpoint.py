@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from orbax.checkpoint._src.path.atomicity import AtomicRenameTemporaryPath
-from test_train import equal, tiny, warm  # noqa: F401  (a fixture)
+from test_train import equal, tiny
 
 from rl_is import build, train, warm_start
 from rl_is.core.types import Batch

@@ -11,7 +11,7 @@ import time
 
 import jax
 import pytest
-from test_train import equal, tiny, warm  # noqa: F401  (a fixture)
+from test_train import equal, tiny
 
 from configs import addition
 from rl_is import build, evaluate, overrides, train

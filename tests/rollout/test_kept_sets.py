@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from rollout.test_mismatch import (MODEL, PATTERN, V, draw, learner_logits,
                                    log_softmax, params)  # noqa: F401  (a fixture)
-from test_train import tiny, warm  # noqa: F401  (a fixture)
+from test_train import tiny
 
 from rl_is import train
 from rl_is.core.types import Prompts

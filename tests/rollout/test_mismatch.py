@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_train import equal, tiny, warm  # noqa: F401  (a fixture)
+from test_train import equal, tiny
 
 from configs import addition
 from rl_is import build, overrides, train

@@ -17,7 +17,7 @@ from rl_is.rollout import batching, generator
 from rl_is.rollout.buffer import LagQueue
 from rl_is.rollout.mismatch import Disturbance, Spikes
 from rl_is.rollout.publisher import Publisher, Weights
-from rl_is.rollout.verify import Scores, Verifier
+from rl_is.rollout.verify import Verifier
 from rl_is.tasks import Problem, make_task
 
 TASK = make_task("addition", digits=1)

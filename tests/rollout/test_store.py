@@ -7,7 +7,7 @@ import resource
 import jax
 import numpy as np
 import pytest
-from test_train import tiny, warm  # noqa: F401  (a fixture)
+from test_train import tiny
 
 from rl_is import build, train, warm_start
 from rl_is.core.types import Batch
