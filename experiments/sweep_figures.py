@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from absl import logging
 
 from experiments import stats
 from rl_is import plots
@@ -121,7 +122,26 @@ def finding(summary: Rows, where: Layout) -> str:
   text = f"Best: {told(best)} ends at {end.value:.3f}{band}, n = {end.n}"
   if worst is not best:
     text += f"; worst: {told(worst)} at {_ends(worst).value:.3f}"
+    less = stats.paired(_by_seed(worst), _by_seed(best)).difference
+    if less.low is not None:
+      text += (f", on the same seeds {less.value:+.3f} [{less.low:+.3f}, "
+               f"{less.high:+.3f}]")
   return text + (f"; {fell} of {len(summary)} runs collapsed" if fell else "")
+
+
+def _by_seed(rows: Rows) -> dict[int, float]:
+  return {row["seed"]: row["final"] for row in rows}
+
+
+def comparable(summary: Rows) -> list[Mapping]:
+  """The runs of those seeds that all points have; all runs where there is none.
+
+  A seed is a warm start and a stream of problems: what it adds to a run can be
+  more than any constant does.
+  """
+  seeds = [{row["seed"] for row in rows} for rows in by(summary, "point").values()]
+  common = set.intersection(*seeds) or set.union(*seeds)
+  return [row for row in summary if row["seed"] in common]
 
 
 # ---- The two pictures.
@@ -129,10 +149,20 @@ def finding(summary: Rows, where: Layout) -> str:
 
 def draw(workdir: str, summary: Rows, results: Rows, keys: Sequence[str],
          made_by: str) -> list[str]:
-  """outcomes.svg, curves.svg and their PNGs; nothing where no run has an end."""
+  """outcomes.svg, curves.svg and their PNGs; nothing where no run has an end.
+
+  Of the seeds that all points have, if there are: others are told and left out.
+  """
   summary = [row for row in summary if row["final"] is not None]
   if not summary:
     return []
+  kept = comparable(summary)
+  seeds = {row["seed"] for row in kept}
+  if len(kept) < len(summary):
+    logging.warning(
+        "the pictures show the seeds that all points have (%s): %d of %d runs",
+        ", ".join(f"{s:g}" for s in sorted(seeds)), len(kept), len(summary))
+  summary, results = kept, [row for row in results if row["seed"] in seeds]
   where = layout(summary, keys)
   return [*outcomes(summary, where, os.path.join(workdir, "outcomes"), made_by),
           *curves(results, where, finding(summary, where),

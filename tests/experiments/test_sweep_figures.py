@@ -32,8 +32,9 @@ def test_the_sweeps_of_the_repository_have_the_axes_one_expects():
   want = dict(
       tis_cap=(LAG, CAP, None, (PRESET,)),
       cispo_cap=(LAG, "objective.constants.cispo_cap", None, ()),
-      ppo_eps=(None, HIGH, LOW, ()),
+      ppo_eps_plane=(None, LOW, HIGH, ()),
       # Low and high are one number there, and say so once.
+      ppo_eps=(None, LOW, None, ()),
       gspo_bounds=(None, LOW, None, ("objective.level",)),
       batch_cap=(None, CAP, "rollout.batch_size", ()),
       int_bits=(None, "mismatch.bits", None, (PRESET,)),
@@ -73,6 +74,27 @@ def test_the_finding_names_best_worst_and_what_fell():
       only, sweep_figures.layout(only, [])) == "no point has an end"
 
 
+def test_the_finding_compares_on_the_same_seeds():
+  """The seeds add 0 and 0.4, the cap 0.1 and 0.12: worst - best -0.1, -0.12."""
+  summary = [row(cap=c, seed=s, final=f) for c, s, f in (
+      (1.0, 0, 0.2), (1.0, 1, 0.6), (2.0, 0, 0.3), (2.0, 1, 0.72))]
+  text = sweep_figures.finding(summary, sweep_figures.layout(summary, [CAP]))
+  assert "worst: cap=1 at 0.400, on the same seeds -0.110 [-0.120, -0.100]" in text
+
+
+def test_points_are_compared_on_the_seeds_that_all_have(figures, caplog):
+  """Seed 1 is a bad one: C = 1 has it, C = 2 has not, and is no better for it."""
+  summary = [row(cap=1.0, final=0.7), row(cap=1.0, final=0.1, seed=1),
+             row(cap=2.0, final=0.6)]
+  assert [r["seed"] for r in sweep_figures.comparable(summary)] == [0, 0]
+  sweep_figures.draw("", summary, steps_of(summary), [CAP], "x")
+  line, = [x for x in figures["outcomes"].axes[0].lines if len(x.get_xdata()) == 2]
+  np.testing.assert_allclose(line.get_ydata(), [0.7, 0.6])
+  assert "that all points have (0): 2 of 3 runs" in caplog.text
+  apart = [row(cap=1.0, final=0.7), row(cap=2.0, final=0.6, seed=1)]
+  assert sweep_figures.comparable(apart) == apart
+
+
 @pytest.fixture
 def figures(monkeypatch):
   """stem -> the figure that would be saved."""
@@ -86,7 +108,8 @@ def figures(monkeypatch):
 def test_lines_over_a_constant_with_a_panel_a_lag(figures):
   summary = [row(lag=lag, preset="tis", cap=c, seed=s, final=0.1 * c + 0.01 * s)
              for lag in (0, 8) for c in (1.0, 2.0) for s in (0, 1)]
-  summary += [row(lag=lag, preset="pg", final=0.05) for lag in (0, 8)]
+  summary += [row(lag=lag, preset="pg", seed=s, final=0.05) for lag in (0, 8)
+              for s in (0, 1)]
   sweep_figures.draw("", summary, steps_of(summary), [LAG, PRESET, CAP], "x")
   axes = figures["outcomes"].axes
   assert [ax.get_title(loc="left") for ax in axes] == ["lag 0", "lag 8"]
