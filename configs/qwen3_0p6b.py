@@ -4,7 +4,7 @@ Command:  python -m rl_is.main --config=configs/qwen3_0p6b.py:weights=MODELS/qwe
             --workdir=runs/qwen3_0p6b     (on all hosts; see "On a TPU pod")
 Check:    python -m rl_is.aot --config=configs/qwen3_0p6b.py --topology=v5e:4x4
 Hardware: v5e:4x4, 16 chips of 16 GiB.
-Expect:   by `aot` 8.3 GiB a chip at its peak and at least 0.7 s for the learner's
+Expect:   by `aot` 7.7 GiB a chip at its peak and at least 0.6 s for the learner's
           part of a step; not yet run on a TPU.
 
 Argument: weights=DIR (a directory of Hugging Face's with weights and tokenizer;

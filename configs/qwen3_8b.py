@@ -4,8 +4,8 @@ Command:  python -m rl_is.main --config=configs/qwen3_8b.py:weights=/data/qwen3-
             --workdir=runs/qwen3_8b       (on all hosts; see "On a TPU pod")
 Check:    python -m rl_is.aot --config=configs/qwen3_8b.py --topology=v5p:4x4x4
 Hardware: v5p:4x4x4, 64 chips of 95 GiB.
-Expect:   by `aot` 21 GiB a chip at its peak and at least 6.6 s for the learner's
-          part of a step (prompts of 512 tokens); not yet run on a TPU.
+Expect:   by `aot` 20 GiB a chip at its peak and at least 6 s for the learner's
+          part of a step; not yet run on a TPU.
 
 Argument: as configs/qwen3_0p6b.py.
 """
