@@ -45,12 +45,14 @@ class Checkpoints:
     """keep: how many. None: only reads, beside a run that may be saving."""
     self._step = None  # of the one saved or restored last: known to be good
     logging.get_absl_logger().addFilter(_is_told)
+    reads = keep is None
     self._manager = ocp.CheckpointManager(
         os.path.join(_absolute(workdir), "checkpoints"),
         options=ocp.CheckpointManagerOptions(
-            max_to_keep=keep, create=True, read_only=keep is None,
+            max_to_keep=keep, create=not reads, read_only=reads,
+            save_interval_steps=0 if reads else 1,
             enable_async_checkpointing=True))
-    if keep is not None:
+    if not reads:
       hosts.first(self._drop_half_written)
 
   def save(self, saved: Saved) -> None:
@@ -145,8 +147,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _is_told(record) -> bool:
-  """False for the traceback of what orbax raises as well, and `_named` says."""
-  return not (record.exc_info and "orbax" in record.pathname)
+  """False for tracebacks of what orbax raises as well, which `_named` says, and
+  for its warning that what was to be read is read."""
+  return "orbax" not in record.pathname or not (
+      record.exc_info or "is read only" in str(record.msg))
 
 
 def _fields(batch: Batch) -> dict[str, np.ndarray]:
