@@ -4,6 +4,7 @@ A curve is rewards by step. One seed has no interval: None, not a width of 0.
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +71,31 @@ def paired(a: dict[int, float], b: dict[int, float]) -> Paired:
   wins, losses = int((difference > 0).sum()), int((difference < 0).sum())
   p = float(stats.binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
   return Paired(mean(difference), wins, len(common), p)
+
+
+def within_seeds(runs: Mapping[tuple, float]) -> dict[tuple, float]:
+  """Of (point, seed) -> value: without what a seed adds to every point.
+
+    y' = m_p + (y - m_p - m_s + m) sqrt(J / (J - 1))
+
+  with the means of the point, of the seed and of all, J points. A point's mean
+  stays; an interval over its seeds then says what a comparison of points needs,
+  where seeds (warm starts) differ by more than points do. Unchanged where not
+  every point has the same seeds with finite values, or there is one point.
+
+  **Source**: Cousineau, Tutorials in Quantitative Methods for Psychology 1(1),
+    2005, and Morey, 4(2), 2008 (the factor), https://www.tqmp.org.
+  """
+  points = list(dict.fromkeys(p for p, _ in runs))
+  seeds = list(dict.fromkeys(s for _, s in runs))
+  y = np.array([[runs.get((p, s), math.nan) for s in seeds] for p in points])
+  if len(points) < 2 or not np.isfinite(y).all():
+    return dict(runs)
+  point = y.mean(axis=1, keepdims=True)
+  rest = y - point - y.mean(axis=0, keepdims=True) + y.mean()
+  y = point + rest * math.sqrt(len(points) / (len(points) - 1))
+  return {(p, s): float(y[i, j]) for i, p in enumerate(points)
+          for j, s in enumerate(seeds)}
 
 
 def probability_of_improvement(a, b) -> float:

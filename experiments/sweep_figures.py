@@ -18,6 +18,7 @@ from rl_is import plots
 
 Rows = Sequence[Mapping]
 _LAG = "rollout.lag"
+_BANDS = "95 %, without\nwhat a seed adds to all"
 
 
 def read_csv(path: str) -> list[dict]:
@@ -164,33 +165,42 @@ def draw(workdir: str, summary: Rows, results: Rows, keys: Sequence[str],
         ", ".join(f"{s:g}" for s in sorted(seeds)), len(kept), len(summary))
   summary, results = kept, [row for row in results if row["seed"] in seeds]
   where = layout(summary, keys)
-  return [*outcomes(summary, where, os.path.join(workdir, "outcomes"), made_by),
-          *curves(results, where, finding(summary, where),
-                  os.path.join(workdir, "curves"), made_by)]
+  title = finding(summary, where)
+  summary = _within(summary, "final")
+  results = [row for (_,), rows in by(results, "step").items()
+             for row in _within(rows, "reward/mean")]
+  return [
+      *outcomes(summary, where, title, os.path.join(workdir, "outcomes"), made_by),
+      *curves(results, where, title, os.path.join(workdir, "curves"), made_by)]
 
 
-def outcomes(summary: Rows, where: Layout, stem: str, made_by: str) -> list[str]:
+def _within(rows: Rows, key: str) -> list[Mapping]:
+  values = stats.within_seeds({(r["point"], r["seed"]): r[key] for r in rows})
+  return [{**r, key: values[r["point"], r["seed"]]} for r in rows]
+
+
+def outcomes(summary: Rows, where: Layout, title: str, stem: str, made_by: str
+             ) -> list[str]:
   """The mean reward of the last steps: lines over one constant, or heat maps."""
   if where.y:
-    return _heat_maps(summary, where, stem, made_by)
+    return _heat_maps(summary, where, title, stem, made_by)
   panels = _panels(summary, where)
   names = list(dict.fromkeys(where.name(r) for r in summary))
   colors = _colors(names)
   with plots.style():
     figure, axes = _grid(len(panels), 5, 2.6, 2.7, sharey=True)
-    for ax, (title, rows) in zip(axes.flat, panels.items()):
-      ax.set_title(title)
+    for ax, (panel, rows) in zip(axes.flat, panels.items()):
+      ax.set_title(panel)
       if where.x:
         _over(ax, rows, where, colors)
       else:
         _dots(ax, rows, where, colors)
     axes[0, 0].set_ylabel(f"reward, mean of the last {stats.WINDOW} steps\n"
-                          f"(bands 95 % over seeds; n: "
-                          f"{_seeds(summary)})")
+                          f"(bands {_BANDS}; n: {_seeds(summary)})")
     if where.x and len(names) > 1:
       handles, labels = axes[0, 0].get_legend_handles_labels()
-      figure.legend(handles, labels, loc="outside right upper")
-    _title(figure, finding(summary, where))
+      figure.legend(handles, labels, loc="outside right center")
+    _title(figure, title)
     return plots.save(figure, stem, made_by)
 
 
@@ -242,14 +252,14 @@ def against(ax, series: Mapping[str, Mapping[float, stats.Estimate]],
   ticks = finite + ([last] if any(not math.isfinite(x) for points in
                                   series.values() for x in points) else [])
   ax.set_xticks(ticks, [f"{x:g}" for x in finite] + ["inf"] * (
-      len(ticks) - len(finite)))
+      len(ticks) - len(finite)), rotation=45 if len(ticks) > 6 else 0)
   ax.minorticks_off()
 
 
-def _heat_maps(summary: Rows, where: Layout, stem: str, made_by: str
+def _heat_maps(summary: Rows, where: Layout, title: str, stem: str, made_by: str
                ) -> list[str]:
   """A cell a point; around those where half of the seeds collapsed, a line."""
-  panels = {(title, name): own for title, rows in _panels(summary, where).items()
+  panels = {(panel, name): own for panel, rows in _panels(summary, where).items()
             for name, own in _named(rows, where).items()
             if any(r.get(where.x) is not None and r.get(where.y) is not None
                    for r in own)}
@@ -261,8 +271,8 @@ def _heat_maps(summary: Rows, where: Layout, stem: str, made_by: str
   with plots.style():
     figure, axes = _grid(len(panels), 4, 1 + 0.4 * max(wide, 5),
                          0.8 + 0.3 * max(high_, 5))
-    for ax, ((title, name), rows) in zip(axes.flat, panels.items()):
-      ax.set_title(", ".join(t for t in (title, name if name != "all" else "") if t))
+    for ax, ((panel, name), rows) in zip(axes.flat, panels.items()):
+      ax.set_title(", ".join(t for t in (panel, name if name != "all" else "") if t))
       xs, ys = (sorted({r[k] for r in rows if r[k] is not None})
                 for k in (where.x, where.y))
       cells, fell = (np.full((len(ys), len(xs)), np.nan) for _ in range(2))
@@ -286,7 +296,7 @@ def _heat_maps(summary: Rows, where: Layout, stem: str, made_by: str
     bar = figure.colorbar(shown, ax=list(axes.flat))
     bar.set_label(f"reward, last {stats.WINDOW} steps (n: {_seeds(summary)} a cell);"
                   "\nred: half of the seeds or more collapsed", fontsize=7.5)
-    _title(figure, finding(summary, where))
+    _title(figure, title)
     return plots.save(figure, stem, made_by)
 
 
@@ -304,8 +314,8 @@ def curves(results: Rows, where: Layout, title: str, stem: str, made_by: str
            ) -> list[str]:
   """Reward by step: a column a panel, a row a name, a shade a value of x.
 
-  Seeds are one line with a band of one standard error; what has no x is drawn in
-  every row, dotted, to compare with.
+  Seeds are one line with a band of one standard error, without what a seed adds to
+  all; what has no x is drawn in every row, dotted, to compare with.
   """
   if not where.panel:  # a heat map's second number
     where = where._replace(panel=where.y)
@@ -342,7 +352,7 @@ def curves(results: Rows, where: Layout, title: str, stem: str, made_by: str
     order = [f"{_short(where.x)}={_word(x)}" for x in values] if where.x else names
     order += [label for label in handles if label not in order]
     figure.legend([handles[label] for label in order], order,
-                  loc="outside right upper", fontsize=7.5)
+                  loc="outside right center", fontsize=7.5)
     _title(figure, title)
     return plots.save(figure, stem, made_by)
 

@@ -204,7 +204,9 @@ class Population:
     """`carry` with each member once: what is kept, however many devices there are."""
     if len(self.carry.failed) == self.count:
       return self.carry
-    return jax.tree.map(lambda x: x[:self.count], self.carry)
+    # On the host: a slice across devices is a collective for every leaf, and so
+    # many at once can wait for each other forever where devices share few cores.
+    return jax.tree.map(lambda x: x[:self.count], jax.device_get(self.carry))
 
   def abstract(self) -> _Carry:
     """Shapes and places of `members()`, for a restore."""
@@ -234,8 +236,14 @@ class Population:
   def params(self, i: int) -> Params:
     """Of member i, on one device."""
     device = self._mesh.devices.flat[0]
-    return jax.tree.map(lambda x: jax.device_put(x[i], device),
-                        self.carry.state.params)
+    where, at = divmod(i, len(self.carry.failed) // self._mesh.size)
+    home = self._mesh.devices.flat[where]
+
+    def own(x):  # from where it lies: x[i] would ask all devices
+      shard, = (s.data for s in x.addressable_shards if s.device == home)
+      return jax.device_put(shard[at], device)
+
+    return jax.tree.map(own, self.carry.state.params)
 
   def _arguments(self, first: int) -> tuple:
     return self._members, self._streams, self._table, np.int32(first)

@@ -1,5 +1,7 @@
 """Statistics of a few seeds: by hand, and at their edges."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -72,3 +74,17 @@ def test_the_sigmoid_is_found_again():
     assert 0 < fit.sd[name] < 0.1 * value + 0.05
   with pytest.raises(ValueError, match="at least 5 points, got 2"):
     stats.fit_sigmoid([1, 2], [0, 1])
+
+
+def test_what_a_seed_adds_is_taken_out():
+  """Means of a 3, b 4; of the seeds 2, 5; of all 3.5. Left of (a, 0): 1 - 3 - 2 +
+  3.5 = -0.5, of (b, 0): 3 - 4 - 2 + 3.5 = 0.5; times sqrt(2)."""
+  runs = {("a", 0): 1.0, ("a", 1): 5.0, ("b", 0): 3.0, ("b", 1): 5.0}
+  left = 0.5 * 2**0.5
+  assert stats.within_seeds(runs) == pytest.approx({
+      ("a", 0): 3 - left, ("a", 1): 3 + left, ("b", 0): 4 + left,
+      ("b", 1): 4 - left})
+  # What is not the same seeds everywhere, or not finite, stays.
+  for other in ({**runs, ("a", 2): 1.0}, {**runs, ("a", 0): math.inf},
+                {("a", 0): 1.0, ("a", 1): 5.0}, {}):
+    assert stats.within_seeds(other) == other
