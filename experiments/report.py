@@ -23,7 +23,7 @@ _PAGE = """<!DOCTYPE html>
 body {{ font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; padding: 1rem;
   max-width: 72rem; color: #1a1a1a; }}
 h1 {{ font-size: 1.4rem; }} h2 {{ font-size: 1.1rem; margin-top: 2rem; }}
-figure {{ margin: 1rem 0; }} figure svg {{ width: 100%; height: auto; }}
+figure {{ margin: 1rem 0; }} figure svg {{ max-width: 100%; height: auto; }}
 .scroll {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums;
   white-space: nowrap; }}
