@@ -164,6 +164,7 @@ def draw(workdir: str, summary: Rows, results: Rows, keys: Sequence[str],
         "the pictures show the seeds that all points have (%s): %d of %d runs",
         ", ".join(f"{s:g}" for s in sorted(seeds)), len(kept), len(summary))
   summary, results = kept, [row for row in results if row["seed"] in seeds]
+  keys, summary, results = _joined(keys, summary, results)
   where = layout(summary, keys)
   title = finding(summary, where)
   summary = _within(summary, "final")
@@ -172,6 +173,21 @@ def draw(workdir: str, summary: Rows, results: Rows, keys: Sequence[str],
   return [
       *outcomes(summary, where, title, os.path.join(workdir, "outcomes"), made_by),
       *curves(results, where, title, os.path.join(workdir, "curves"), made_by)]
+
+
+def _joined(keys: Sequence[str], summary: Rows, results: Rows
+            ) -> tuple[list[str], list[dict], list[dict]]:
+  """Keys that are one number in every run are one key, as `eps_low=eps_high`."""
+  columns: dict[tuple, list[str]] = {}
+  for key in keys:
+    values = tuple(row.get(key) for row in summary)
+    varied = len(set(values)) > 1
+    columns.setdefault(values if varied else (key,), []).append(key)
+  names = {"=".join([same[0], *map(_short, same[1:])]): same[0]
+           for same in columns.values()}
+  add = lambda rows: [{**row, **{name: row.get(key) for name, key in names.items()}}
+                      for row in rows]
+  return list(names), add(summary), add(results)
 
 
 def _within(rows: Rows, key: str) -> list[Mapping]:

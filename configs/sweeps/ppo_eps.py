@@ -2,7 +2,7 @@
 
 Command:  python -m experiments.run_sweep --config=configs/sweeps/ppo_eps.py \
             --workdir=runs/ppo_eps
-Hardware: two CPU cores; `--dry_run` says for how long.
+Hardware: two CPU cores, 5 minutes.
 
 9 values x 3 seeds; `ppo_eps_plane` has the two sides apart.
 """

@@ -2,7 +2,7 @@
 
 Command:  python -m experiments.run_sweep --config=configs/sweeps/ppo_eps_plane.py \
             --workdir=runs/ppo_eps_plane
-Hardware: two CPU cores; `--dry_run` says for how long.
+Hardware: two CPU cores, 12 minutes.
 
 A plane of 5 x 5, 3 seeds each.
 """

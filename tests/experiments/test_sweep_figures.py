@@ -142,6 +142,13 @@ def test_a_heat_map_has_a_line_around_what_collapsed(figures):
       "eps_low 0.1", "eps_low 0.4"]
 
 
+def test_two_names_of_one_number_are_both_said(figures):
+  summary = [row(low=eps, high=eps, final=eps) for eps in (0.1, 0.2)]
+  sweep_figures.draw("", summary, steps_of(summary), [LOW, HIGH], "x")
+  assert figures["outcomes"].axes[0].get_xlabel() == "eps_low=eps_high"
+  assert "Best: eps_low=eps_high=0.2 ends" in figures["outcomes"].get_suptitle()
+
+
 def test_presets_alone_are_dots(figures):
   summary = [row(preset=p, seed=s, final=v) for p, v in (("pg", 0.1), ("tis", 0.6))
              for s in (0, 1)]
