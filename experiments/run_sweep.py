@@ -80,7 +80,7 @@ def points_of(sweep: Callable, config: ConfigDict) -> list[Point]:
 
   sweep(add)
   if repeated:
-    print(f"{len(repeated)} points stand twice in the file and run once",
+    print(f"{len(repeated)} runs stand twice in the file and are made once",
           file=sys.stderr)
   if not found:
     raise ValueError("sweep: expected at least 1 point, got none")
@@ -143,7 +143,8 @@ class Sweep:
   def say(self) -> None:
     finished = self.finished()
     other = {self.done(p)["git"] for p in finished} - {self.commit}
-    print(f"{len(self.points)} points, {len(finished)} of them finished",
+    print(f"{len({p.id for p in self.points})} points, {len(self.points)} runs, "
+          f"{len(finished)} of them finished",
           file=sys.stderr)
     if other:
       logging.warning("finished points were made by other code (%s; now %s)",
@@ -239,7 +240,7 @@ def _write_tables(workdir: str, varied: Sequence[str], **tables) -> list[str]:
   for name, rows in tables.items():
     columns = list(dict.fromkeys(
         ["point", *varied, "seed", *(k for row in rows for k in row)]))
-    table = pyarrow.table({k: pyarrow.array([row.get(k) for row in rows])
+    table = pyarrow.table({k: _column([row.get(k) for row in rows])
                            for k in columns})
     path = os.path.join(workdir, name)
     csv.write_csv(table, path + ".csv")
@@ -248,6 +249,13 @@ def _write_tables(workdir: str, varied: Sequence[str], **tables) -> list[str]:
       parquet.write_table(table, path + ".parquet")
       paths.append(path + ".parquet")
   return paths
+
+
+def _column(values: Sequence):
+  """A metric that no run has is a number, too: pandas would call it an object."""
+  import pyarrow
+  empty = all(value is None for value in values)
+  return pyarrow.array(values, pyarrow.float64() if empty else None)
 
 
 def seconds_of(group: Sequence[Point]) -> float:

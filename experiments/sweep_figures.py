@@ -118,16 +118,26 @@ def finding(summary: Rows, where: Layout) -> str:
     return " ".join([*([name] if name != "all" else []), *words]) or "it"
   best, worst = points[-1], points[0]
   end = _ends(best)
-  band = "" if end.low is None else f" [{end.low:.3f}, {end.high:.3f}]"
   fell = sum(map(_broke, summary))
-  text = f"Best: {told(best)} ends at {end.value:.3f}{band}, n = {end.n}"
-  if worst is not best:
-    text += f"; worst: {told(worst)} at {_ends(worst).value:.3f}"
-    less = stats.paired(_by_seed(worst), _by_seed(best)).difference
-    if less.low is not None:
-      text += (f", on the same seeds {less.value:+.3f} [{less.low:+.3f}, "
-               f"{less.high:+.3f}]")
+  if len(points) > 1 and end.value == _ends(worst).value:
+    text = f"All {len(points)} points end at {end.value:.3f}"
+  else:
+    band = "" if end.low is None else f" [{end.low:.3f}, {end.high:.3f}]"
+    text = f"Best: {told(best)} ends at {end.value:.3f}{band}, n = {end.n}"
+    if worst is not best:
+      text += f"; worst: {told(worst)} at {_ends(worst).value:.3f}"
+      text += _apart(worst, best)
   return text + (f"; {fell} of {len(summary)} runs collapsed" if fell else "")
+
+
+def _apart(worst: Rows, best: Rows) -> str:
+  """The difference on the seeds that both have, where there are two or more."""
+  less = stats.paired(_by_seed(worst), _by_seed(best)).difference
+  if less.low is None:
+    return ""
+  text = (f", on the same seeds {less.value:+.3f} [{less.low:+.3f}, "
+          f"{less.high:+.3f}]")
+  return text + (", not told apart" if less.high >= 0 else "")
 
 
 def _by_seed(rows: Rows) -> dict[int, float]:

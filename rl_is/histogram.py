@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
 from rl_is import plots
 from rl_is.core.types import Batch
@@ -81,13 +82,18 @@ def draw(table: Sequence[dict], caps: Iterable[float], title: str, stem: str,
             r["high"] for r in one], color=shades(0.9 * i / max(len(lags) - 1, 1)),
             label=f"lag {lag}", linewidth=1.4)
       ax.set(xscale="log", yscale="log", title=f"weight of a {level}")
+      if max(r["high"] for r in ours) < 5 * min(r["low"] for r in ours):
+        # Powers of ten say nothing here, and what is between them is too much.
+        ax.xaxis.set(major_locator=MaxNLocator(5), minor_locator=NullLocator(),
+                     major_formatter=ScalarFormatter(useOffset=False))
       ax.axvline(1, color="black", linewidth=0.8)
       for cap in caps:
         if min(r["low"] for r in ours) < cap < max(r["high"] for r in ours):
           ax.axvline(cap, color=plots.COLORS[1], linestyle="--", linewidth=0.9)
           ax.annotate(f"{cap:g}: {beyond(ours, cap):.1%}", (cap, 1), xycoords=(
               "data", "axes fraction"), rotation=90, va="top", ha="right",
-              fontsize=7, color=plots.COLORS[1])
+              fontsize=7, color=plots.COLORS[1], bbox=dict(
+                  facecolor="white", edgecolor="none", pad=1, alpha=0.8))
     axes[0].set_ylabel("share in a bin")
     axes[0].legend(fontsize=7.5)
     figure.suptitle(title, fontweight="bold", fontsize=11, x=0.01, ha="left")

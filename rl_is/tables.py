@@ -30,7 +30,7 @@ def show(rows: Rows, title: str, hidden: Sequence[str] = ()) -> None:
     table.add_column(name, justify="left" if text else "right", no_wrap=True)
   for row in rows:
     table.add_row(*(_cell(row.get(n), row.get(f"{n}_se")) for n in names))
-  Console(width=max(100, 13 * len(names))).print(table)
+  Console(width=10_000).print(table)  # as wide as it is: nothing is cut
 
 
 def _cell(x, error) -> str:

@@ -63,7 +63,7 @@ def test_points_are_named_by_their_overrides_whatever_the_order(capsys):
   assert [p.seed for p in points] == [0, 1, 0]
   assert points[0].id == points[1].id != points[2].id
   assert points[0].id == "b6633be5be"  # the same on every machine
-  assert "1 points stand twice" in capsys.readouterr().err
+  assert "1 runs stand twice" in capsys.readouterr().err
   assert points[2].config.rollout.lag == 4 and small().rollout.lag == 0
 
 
@@ -114,7 +114,7 @@ HOW = dict(cwd=ROOT, text=True, env=dict(os.environ, XLA_FLAGS=""))
 
 def test_the_tables_are_read_by_pandas(swept):
   path, out = swept
-  assert "1 points stand twice" in out.stderr
+  assert "1 runs stand twice" in out.stderr
   table = pd.read_parquet(path / "out" / "results.parquet")
   assert len(table) == 5 * 6 and sorted(table.step.unique()) == [1, 2, 3, 4, 5, 6]
   caps = table.groupby("objective.constants.cap").point.nunique()
@@ -132,7 +132,7 @@ def test_what_is_done_is_not_done_again(swept, monkeypatch):
   path, _ = swept
   before = pd.read_parquet(path / "out" / "results.parquet")
   out = command(path)
-  assert out.returncode == 0 and "5 points, 5 of them finished" in out.stderr
+  assert out.returncode == 0 and "5 runs, 5 of them finished" in out.stderr
   assert "step" not in out.stderr
   pd.testing.assert_frame_equal(
       before, pd.read_parquet(path / "out" / "results.parquet"))
@@ -220,7 +220,7 @@ def test_a_job_a_structure_through_submitit(tmp_path, monkeypatch):
     time.sleep(0.2)
   assert not (tmp_path / "out" / "results.csv").exists()
   out = command(tmp_path)
-  assert out.returncode == 0 and "5 points, 5 of them finished" in out.stderr
+  assert out.returncode == 0 and "5 runs, 5 of them finished" in out.stderr
   assert len(pd.read_csv(tmp_path / "out" / "summary.csv")) == 5
 
 
@@ -312,5 +312,5 @@ def test_a_full_disk_stops_it_and_loses_nothing(undisturbed, tmp_path):
   kept.rename(disk)
   out = command(tmp_path)
   assert out.returncode == 0, out.stderr[-3000:]
-  assert "4 points, 2 of them finished" in out.stderr
+  assert "4 runs, 2 of them finished" in out.stderr
   assert (disk / "results.csv").read_bytes() == table

@@ -80,6 +80,12 @@ def test_the_finding_compares_on_the_same_seeds():
       (1.0, 0, 0.2), (1.0, 1, 0.6), (2.0, 0, 0.3), (2.0, 1, 0.72))]
   text = sweep_figures.finding(summary, sweep_figures.layout(summary, [CAP]))
   assert "worst: cap=1 at 0.400, on the same seeds -0.110 [-0.120, -0.100]" in text
+  assert "not told apart" not in text
+  # One up, one down; and no difference at all.
+  for finals, said in (((0.2, 0.6, 0.3, 0.55), "[-0.100, +0.050], not told apart"),
+                       ((0.2, 0.6, 0.2, 0.6), "All 2 points end at 0.400")):
+    them = [dict(r, final=f) for r, f in zip(summary, finals)]
+    assert said in sweep_figures.finding(them, sweep_figures.layout(them, [CAP]))
 
 
 def test_points_are_compared_on_the_seeds_that_all_have(figures, caplog):
