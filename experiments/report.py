@@ -89,6 +89,9 @@ def page(workdir: str) -> str:
   if not os.path.exists(summary):
     raise ValueError(f"{workdir}: no summary.csv; experiments.run_sweep writes it")
   rows = sweep_figures.read_csv(summary)
+  if not rows or not {"point", "seed"} <= rows[0].keys():
+    raise ValueError(f"{summary}: expected a row a run with columns point and seed, "
+                     "as experiments.run_sweep writes it")
   records = []
   for file in sorted(glob.glob(os.path.join(workdir, "points", "*", "done.json"))):
     with open(file) as text:
@@ -113,7 +116,8 @@ def _short(name: str) -> str:
 
 
 def _row(row: Mapping) -> str:
-  cell = lambda x: ("" if x is None else f"{x:.4g}" if isinstance(x, float)
+  cell = lambda x: ("" if x is None else f"{x:.0f}" if isinstance(x, float) and x.is_integer()
+                    and abs(x) < 1e15 else f"{x:.4g}" if isinstance(x, float)
                     else html.escape(str(x)))
   return "<tr>" + "".join(f"<td>{cell(x)}</td>" for x in row.values()) + "</tr>"
 

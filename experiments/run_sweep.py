@@ -69,12 +69,20 @@ def points_of(sweep: Callable, config: ConfigDict) -> list[Point]:
   repeated = []
 
   def add(changes: Mapping[str, Any], seeds: Iterable[int] = (0,)) -> None:
+    if not isinstance(changes, Mapping) or not isinstance(seeds, Iterable):
+      raise ValueError("sweep: expected add({name: value, ...}, seeds=[...]), got "
+                       f"add({changes!r}, seeds={seeds!r})")
+    if "seed" in changes:
+      raise ValueError("sweep: 'seed' is not one of the overrides: "
+                       "add({...}, seeds=range(n))")
     for seed in seeds:
       own = copy.deepcopy(config)
       for path, value in changes.items():
-        overrides.apply(own, path, value)
+        overrides.apply(own, str(path), value)
       overrides.apply(own, "seed", seed)
-      point = Point(dict(changes), int(seed), own)
+      # As the config took them: 2, 2.0 and "2" are one value.
+      taken = {path: overrides.value(own, path) for path in changes}
+      point = Point(taken, own.seed, own)
       if found.setdefault(point.name, point) is not point:
         repeated.append(point.name)
 

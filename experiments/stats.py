@@ -141,7 +141,9 @@ def collapse_step(curve) -> int | None:
   70 % is noise.
   """
   x = smoothed(curve)
-  best = np.maximum.accumulate(x)
+  if not len(x):
+    return None
+  best = np.fmax.accumulate(x)  # a missing step hides no best
   below = (x < 0.7 * best) & (best >= 0.05)
   if not below[-1]:
     return None

@@ -18,13 +18,13 @@ from rl_is import plots
 
 Rows = Sequence[Mapping]
 _LAG = "rollout.lag"
-_BANDS = "95 %, without\nwhat a seed adds to all"
 
 
 def read_csv(path: str) -> list[dict]:
-  """Numbers as numbers, nothing as None, other text as text."""
+  """Numbers as numbers, nothing as None, other text and names of points as text."""
   with open(path, newline="") as file:
-    return [{k: _value(x) for k, x in row.items()} for row in csv.DictReader(file)]
+    return [{k: x if k == "point" else _value(x) for k, x in row.items()}
+            for row in csv.DictReader(file)]
 
 
 def _value(text: str):
@@ -79,6 +79,9 @@ def layout(summary: Rows, keys: Sequence[str]) -> Layout:
   # The finest axis lies along x; of equal ones the first in the file.
   numbers.sort(key=lambda k: -len({v for v in column(k) if v is not None}))
   x, y, *more = [*numbers, None, None]
+  # Of two methods each with a constant of its own, none has a place in a plane.
+  if y and not any(None not in (row.get(x), row.get(y)) for row in summary):
+    y, more = None, [y, *more]
   return Layout(panel, x, y, (*others, *(k for k in more if k)))
 
 
@@ -177,12 +180,16 @@ def draw(workdir: str, summary: Rows, results: Rows, keys: Sequence[str],
   keys, summary, results = _joined(keys, summary, results)
   where = layout(summary, keys)
   title = finding(summary, where)
-  summary = _within(summary, "final")
+  summary, apart = _within(summary, "final"), summary
+  bands = "95 %" + (", without\nwhat a seed adds to all" if any(
+      a["final"] != b["final"] for a, b in zip(summary, apart)) else " over seeds")
   results = [row for (_,), rows in by(results, "step").items()
              for row in _within(rows, "reward/mean")]
   return [
-      *outcomes(summary, where, title, os.path.join(workdir, "outcomes"), made_by),
-      *curves(results, where, title, os.path.join(workdir, "curves"), made_by)]
+      *outcomes(summary, where, title, bands, os.path.join(workdir, "outcomes"),
+                made_by),
+      *(curves(results, where, title, os.path.join(workdir, "curves"), made_by)
+        if results else ())]
 
 
 def _joined(keys: Sequence[str], summary: Rows, results: Rows
@@ -205,8 +212,8 @@ def _within(rows: Rows, key: str) -> list[Mapping]:
   return [{**r, key: values[r["point"], r["seed"]]} for r in rows]
 
 
-def outcomes(summary: Rows, where: Layout, title: str, stem: str, made_by: str
-             ) -> list[str]:
+def outcomes(summary: Rows, where: Layout, title: str, bands: str, stem: str,
+             made_by: str) -> list[str]:
   """The mean reward of the last steps: lines over one constant, or heat maps."""
   if where.y:
     return _heat_maps(summary, where, title, stem, made_by)
@@ -222,7 +229,7 @@ def outcomes(summary: Rows, where: Layout, title: str, stem: str, made_by: str
       else:
         _dots(ax, rows, where, colors)
     axes[0, 0].set_ylabel(f"reward, mean of the last {stats.WINDOW} steps\n"
-                          f"(bands {_BANDS}; n: {_seeds(summary)})")
+                          f"(bands {bands}; n: {_seeds(summary)})")
     if where.x and len(names) > 1:
       handles, labels = axes[0, 0].get_legend_handles_labels()
       figure.legend(handles, labels, loc="outside right center")

@@ -10,11 +10,13 @@ batch, which have error bars.
 """
 
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from absl import app, flags
 
 from rl_is import tables
@@ -49,6 +51,8 @@ class Setting(NamedTuple):
     checks.choice("behaviour", kind, _BEHAVIOURS)
     try:
       x = float(value)
+      if not math.isfinite(x):
+        raise ValueError
     except ValueError:
       raise ValueError(f"behaviour: expected {kind}:NUMBER, got {text!r}") from None
     if kind == "stale":
@@ -78,6 +82,9 @@ def setting(policy: str = "bigram", *, vocab: int = 4, length: int = 6,
   made, earned = makers[policy](vocab, length), policies.reward(reward)
   path = enum.ascend(made, made.init(jax.random.key(seed)), earned, steps=steps,
                      learning_rate=learning_rate)
+  if not all(np.isfinite(x).all() for x in jax.tree.leaves(path[-1])):
+    raise ValueError(f"lab: the learner's parameters are not finite after {steps} "
+                     f"steps at learning_rate={learning_rate}")
   return Setting(made, path[-1], earned, path, seed)
 
 
@@ -114,6 +121,12 @@ def table(names: Sequence[str] = MAIN, *, at: Setting | None = None,
   Raises:
     ValueError: an unknown name or constant; lost support.
   """
+  for what, given in (("names", names), ("behaviours", behaviours),
+                      ("batches", batches)):
+    if not given:
+      raise ValueError(f"lab: {what}: expected at least 1, got none")
+  if min(batches) < 1:
+    raise ValueError(f"lab: batches: expected sizes of at least 1, got {min(batches)}")
   at = setting() if at is None else at
   named = {name: estimators.named(name, corrections) for name in names}
   settings.check_swept(sweep, (objective for objective, _ in named.values()))
@@ -124,6 +137,8 @@ def table(names: Sequence[str] = MAIN, *, at: Setting | None = None,
       q, q_params, lag = at.behaviour(text)
       sampler = (at.policy, at.params, q, q_params, at.reward)
       apart = enum.divergence(*sampler)
+      if math.isnan(apart.ess):
+        raise ValueError(f"behaviour: {text}: its weights are not finite numbers")
       head = dict(behaviour=text, kl_qp=float(apart.kl_qp),
                   chi2=float(apart.chi2), ess=float(apart.ess))
       for name, (objective, defaults) in named.items():
@@ -199,6 +214,9 @@ def _main(argv) -> None:
   if len(argv) > 1:
     raise ValueError(f"unexpected argument {argv[1]!r}")
   f = flags.FLAGS
+  if f.csv and (os.path.isdir(f.csv) or not os.path.isdir(
+      os.path.dirname(f.csv) or ".")):
+    raise ValueError(f"--csv: expected a file in a folder that exists, got {f.csv}")
   rows = table(
       f.estimators, at=setting(
           f.policy, vocab=f.vocab, length=f.length, reward=f.reward,

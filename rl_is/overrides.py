@@ -36,6 +36,12 @@ def apply(config: ConfigDict, path: str, value: Any) -> None:
   parent[key] = _convert(f"config.{path}", value, parent.get_type(key))
 
 
+def value(config: ConfigDict, path: str) -> Any:
+  """What the field holds."""
+  parent, key = _find(config, path)
+  return parent[key]
+
+
 def leaves(config: ConfigDict, prefix: str = "") -> list[str]:
   """The path of every field."""
   out = []

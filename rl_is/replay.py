@@ -86,6 +86,8 @@ def load(rollouts: str, checkpoint: str | None = None, *, newest: int = 0,
     source = f"{checkpoint} at step {run.step}"
   batches = _finite(records, batches, drop_nonfinite)
   length = np.concatenate([b.mask.sum(axis=1) for b in batches])
+  if not length.any():
+    raise ValueError(f"replay: {rollouts}: no answer is left")
   cut = np.quantile(length[length > 0], [1 / 3, 2 / 3], method="lower")
   return Data([r.step for r in records], batches, scores,
               (float(cut[0]), float(cut[1])), source)
@@ -156,6 +158,8 @@ def table(rollouts: str | Data, names: Sequence[str], *,
     ValueError: an unknown name or constant; a field that an objective needs and
       the rollouts do not have.
   """
+  if not names:
+    raise ValueError("replay: names: expected at least 1 objective, got none")
   data = rollouts if isinstance(rollouts, Data) else load(rollouts, checkpoint)
   asked = {name: _objective(name, data, corrections)
            for name in dict.fromkeys([*names, reference])}
@@ -310,7 +314,7 @@ def draw(rows: Sequence[Mapping], sweep: Mapping[str, Sequence[float]], title: s
 def _lines(ax, rows, what, swept, colors):
   finite = sorted({r[swept] for r in rows if r[swept] is not None
                    and math.isfinite(r[swept])})
-  place = lambda x: x if math.isfinite(x) else finite[-1] * 2.5
+  place = lambda x: x if math.isfinite(x) else finite[-1] * 2.5 if finite else 1
   for name, color in colors.items():
     ours = [r for r in rows if r["objective"] == name]
     if ours[0][swept] is None:  # it does not take the constant

@@ -88,9 +88,10 @@ def run(members: Mapping[str, ConfigDict], workdir: str, *,
       population.resume(saved.state)
       n = saved.position["next"]
       reasons = saved.position["reasons"]
+    # The last chunk may go beyond the last step.
     total, chunk = population.how.total, population.how.chunk
     books = [stack.enter_context(contextlib.closing(_Book(
-        f"{workdir}/{name}", config, its, min(max(n, 0), end))))
+        f"{workdir}/{name}", config, its, min(max(n, 0), end, total))))
              for name, config, its, end in zip(
                  members, configs, parts, population.ends())]
     bar = stack.enter_context(progress.Steps(label, total, done=max(n, 0)))

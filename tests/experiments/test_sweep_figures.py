@@ -166,3 +166,32 @@ def test_presets_alone_are_dots(figures):
 def test_nothing_finished_draws_nothing(tmp_path):
   assert sweep_figures.draw(str(tmp_path), [row(final=None)], [], [], "x") == []
   assert not list(tmp_path.iterdir())
+
+
+def test_methods_with_a_constant_each_have_no_plane(figures):
+  """cap of TIS along x; PPO's points, which have none, are lines of their own."""
+  summary = [*(row(preset="tis", cap=c, final=c / 10) for c in (1.0, 2.0)),
+             *(row(preset="ppo", high=e, final=e) for e in (0.1, 0.2))]
+  where = sweep_figures.layout(summary, [PRESET, CAP, HIGH])
+  assert where == (None, CAP, None, (PRESET, HIGH))
+  sweep_figures.draw("", summary, [], [PRESET, CAP, HIGH], "x")
+  ax = figures["outcomes"].axes[0]
+  dotted = {x.get_label() for x in ax.lines if x.get_linestyle() == ":"}
+  assert dotted == {"ppo, eps_high=0.1", "ppo, eps_high=0.2"}
+  assert "curves" not in figures
+
+
+def test_the_label_says_how_the_bands_are_made(figures):
+  both = [row(cap=c, seed=s, final=c + s + 0.1 * c * s) for c in (1.0, 2.0)
+          for s in (0, 1)]
+  sweep_figures.draw("", both, [], [CAP], "x")
+  assert "without" in figures["outcomes"].axes[0].get_ylabel()
+  both[0]["final"] = math.nan  # then a seed's own level is not known
+  sweep_figures.draw("", both, [], [CAP], "x")
+  assert "95 % over seeds" in figures["outcomes"].axes[0].get_ylabel()
+
+
+def test_a_points_name_is_no_number(tmp_path):
+  (tmp_path / "x.csv").write_text("point,seed\n12345e7890,1\n1234567890,2\n")
+  assert sweep_figures.read_csv(tmp_path / "x.csv") == [
+      dict(point="12345e7890", seed=1.0), dict(point="1234567890", seed=2.0)]
