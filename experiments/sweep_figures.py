@@ -182,7 +182,8 @@ def draw(workdir: str, summary: Rows, results: Rows, keys: Sequence[str],
   title = finding(summary, where)
   summary, apart = _within(summary, "final"), summary
   bands = "95 %" + (", without\nwhat a seed adds to all" if any(
-      a["final"] != b["final"] for a, b in zip(summary, apart)) else " over seeds")
+      abs(a["final"] - b["final"]) > 0 for a, b in zip(summary, apart)) else (
+          " over seeds"))
   results = [row for (_,), rows in by(results, "step").items()
              for row in _within(rows, "reward/mean")]
   return [
