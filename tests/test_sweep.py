@@ -150,6 +150,15 @@ def test_stopped_and_resumed_it_is_the_same(warm, mapped, tmp_path, monkeypatch)
   assert calls.count(calls[0]) == 1
 
 
+def test_a_last_chunk_that_goes_beyond_the_last_step(warm, tmp_path):
+  """6 steps in a chunk of 20: complete, and called again, it is as it was."""
+  configs = {"a": config_of(warm, train__steps=6, evaluate__every=0,
+                            evaluate__prompts=0)}
+  for _ in range(2):
+    assert sweep.run(configs, str(tmp_path))["a"].rows == 6
+    assert len(metrics.read(str(tmp_path / "a"))) == 6
+
+
 def test_a_member_that_breaks_is_frozen_and_the_others_go_on(
     warm, mapped, tmp_path):
   """A rate of 1e9 with a decay of 1e9 makes parameters that are not finite."""

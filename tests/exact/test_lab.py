@@ -73,3 +73,20 @@ def test_the_command(tmp_path):
                        text=True, capture_output=True)
   assert out.returncode == 1 and "1,771,561" in out.stderr
   assert "Traceback" not in out.stderr
+
+
+@pytest.mark.parametrize("changes,says", [
+    (dict(names=[]), "names: expected at least 1"),
+    (dict(behaviours=[]), "behaviours: expected at least 1"),
+    (dict(batches=[4, 0]), "at least 1, got 0"),
+    (dict(behaviours=["round:inf"]), "expected round:NUMBER"),
+    (dict(behaviours=["temperature:1e-300"]), "not finite numbers")])
+def test_what_has_no_numbers_is_refused(changes, says):
+  at = lab.setting(vocab=2, length=2, steps=1)
+  with pytest.raises(ValueError, match=says):
+    lab.table(**{"names": ["none"], "at": at} | changes)
+
+
+def test_a_learner_that_broke_is_refused():
+  with pytest.raises(ValueError, match="not finite after 1 steps"):
+    lab.setting(vocab=2, length=2, steps=1, learning_rate=float("nan"))

@@ -67,7 +67,23 @@ def test_points_are_named_by_their_overrides_whatever_the_order(capsys):
   assert points[2].config.rollout.lag == 4 and small().rollout.lag == 0
 
 
+def test_a_value_is_what_the_config_took(capsys):
+  def sweep(add):
+    for lag in (2, 2.0, "2"):
+      add({"rollout.lag": lag})
+    for cap in ("none", "2", 2.0):
+      add({"objective.constants.cap": cap})
+
+  points = run_sweep.points_of(sweep, small())
+  assert [p.overrides for p in points] == [
+      {"rollout.lag": 2}, {"objective.constants.cap": None},
+      {"objective.constants.cap": 2.0}]
+  assert "3 runs stand twice" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("changes,word", [
+    ({"seed": 1}, r"'seed' is not one of the overrides"),
+    ([("rollout.lag", 1)], "expected add"),
     ({"objective.constants.capp": 1.0}, "did you mean .*objective.constants.cap"),
     ({"rollout.lag": "x"}, "expected an integer")])
 def test_a_wrong_point_is_refused_before_anything_runs(changes, word):

@@ -54,7 +54,10 @@ def test_a_collapse_is_a_fall_that_stays():
   assert stats.collapse_step(np.concatenate([rise, fall, rise])) is None
   assert stats.collapse_step(rise) is None
   assert stats.collapse_step(0.04 * (np.arange(100) < 50)) is None  # noise
-  assert stats.collapse_step([0.5]) is None
+  assert stats.collapse_step([0.5]) is stats.collapse_step([]) is None
+  # Steps that are missing hide no fall: the mean of 20 is below 0.7 after 20 zeros.
+  gap = [1.0] * 30 + [np.nan] * 25 + [0.0] * 60
+  assert stats.collapse_step(gap) is not None
 
 
 def test_ends_areas_and_times():
